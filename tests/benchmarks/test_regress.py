@@ -86,7 +86,7 @@ def test_the_lowest_of_several_attempts_counts():
 
 
 def again(monkeypatch, now: dict, *attempts: dict[str, float]) -> int:
-    """Measures again with these results, and returns how many of them were asked for."""
+    """Measures again with these results, and returns how many of them were used."""
     left = list(attempts)
     monkeypatch.setattr(regress, "measure_ratios", lambda _: left.pop(0))
     regress.measure_again(BASELINE, now)
@@ -172,7 +172,7 @@ def test_failing_figures_suggest_no_new_baseline(capsys):
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
-    """The command where all is there but a baseline; it measures BASELINE."""
+    """The command, with everything but a baseline; it measures BASELINE."""
     monkeypatch.setattr("sys.argv", ["regress.py"])
     monkeypatch.setattr("counterd._core.DEBUG", False)
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/valgrind")

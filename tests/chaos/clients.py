@@ -58,7 +58,7 @@ WAYS = ("close", "reset", "half_close", "release")  # to leave
 
 
 class Plan(NamedTuple):
-    """What a process is told at its start. address: a path, or host and port. slot: its place among all."""
+    """What a process is told at its start. address: a path, or host and port. slot: its slot's number."""
 
     room: str
     address: str | list[Any]
@@ -72,11 +72,11 @@ class Plan(NamedTuple):
 
 
 class Ended(Exception):
-    """The connection has gone, and why."""
+    """The connection has ended, and why."""
 
 
 class Connection:
-    """One client. fresh: the server has not let it in yet. suspect: it gave the server cause to close it."""
+    """One client. fresh: the server has not admitted it yet. suspect: it gave the server a reason to close it."""
 
     def __init__(self, worker: Worker, client: int) -> None:
         self.worker = worker
@@ -107,7 +107,7 @@ class Connection:
     # ---- asking ----
 
     def ask(self, asked: list[tuple[Any, bytes]]) -> None:
-        """Sends requests in one piece. What is no call, but text, is not recorded."""
+        """Sends requests in one piece. A text in place of a call is not recorded."""
         for call, data in asked:
             token = None if isinstance(call, str) else self.recorder.start(call)
             if isinstance(call, Take) and token is not None:
@@ -126,7 +126,7 @@ class Connection:
                 self._try(self.socket.shutdown, socket.SHUT_WR)
 
     def turn(self, now_s: float) -> None:
-        """What it does unasked."""
+        """Sends the next requests by itself."""
         if self.connected_by_s is not None:
             if now_s > self.connected_by_s:
                 raise Ended("no connection")
@@ -192,7 +192,7 @@ class Connection:
     # ---- ends ----
 
     def end(self) -> None:
-        """Writes down that it may go from now on."""
+        """Records that the connection may end from now on."""
         if not self.suspect:
             self.suspect = True
             self.recorder.closing()
@@ -207,10 +207,10 @@ class Connection:
         raise Ended("reset")
 
     def vanish(self) -> None:
-        """Goes as a host does that loses its power: nothing is sent, now or ever.
+        """Ends like a host that loses its power: it sends nothing any more.
 
-        Once it is owed nothing and has acknowledged all: whoever sends to a host that is up again is told that nobody
-        is there.
+        Only once it expects no reply and has acknowledged everything: a peer that sends to a host that is up again gets
+        a reset.
         """
         self.vanishes = True
         if not self.waiting and not self.takes and time.monotonic() > self.next_s + QUIET_S:
@@ -219,13 +219,13 @@ class Connection:
             raise Ended("vanished")
 
     def take_over(self) -> None:
-        """Leaves it open, not read any more, for another one to go on with what it has."""
+        """Leaves the connection open and unread, so that another one takes over its holdings."""
         self.end()
         self.worker.ghosts.append(self.socket.dup())
         raise Ended("taken over")
 
     def half_close(self) -> None:
-        """The server owes all answers, and then the end."""
+        """Half-closes: the server has to send all replies, and then the end."""
         self.end()
         self.closing = self.says_goodbye = True
         self.deadline_s = time.monotonic() + GOODBYE_S
@@ -233,7 +233,7 @@ class Connection:
             self._try(self.socket.shutdown, socket.SHUT_WR)
 
     def release(self) -> None:
-        """Gives back what it has, as clients should, and then takes its leave."""
+        """Gives back all holdings, as clients should, and then ends."""
         self.ask(self.room.give_back())
         self.half_close()
 
@@ -249,27 +249,27 @@ class Connection:
         self.send()
 
     def truncated(self) -> None:
-        """Part of a request, which is never taken for one."""
+        """Sends a part of a request, which must never count as one."""
         self.end()
         self.to_send += self.room.truncated()
         self.send()
         raise Ended("truncated")
 
     def slow(self) -> None:
-        """Asks for more than it reads, and holds what it has. Whoever does may be cut off."""
+        """Requests more than it reads, and keeps its holdings. The server may cut off such a client."""
         self.end()
         self.deaf_until_s = time.monotonic() + self.room.chance.uniform(*DEAF_S)
         self.worker.watch(self)
         self.ask(self.room.much())
 
     def fill(self) -> None:
-        """Takes all that there is to take, and dies with it."""
+        """Takes everything that is free, and ends with it."""
         self.full_until_s = time.monotonic() + FULL_S
         self.ask(self.room.all())
 
 
 class Worker:
-    """The process: its connections, and what it is told."""
+    """The process: its connections, and the commands that it gets."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -297,7 +297,7 @@ class Worker:
             self.turn()
 
     def listen(self) -> bool:
-        """Does what it is told; False when nobody is there any more."""
+        """Executes its commands. Returns False at their end."""
         data = os.read(0, RECEIVE_SIZE)
         *lines, self._told = (self._told + data).split(b"\n")
         for line in lines:
@@ -339,7 +339,7 @@ class Worker:
             connection.receive()
 
     def guarded(self, connection: Connection, step: Callable[[], None]) -> None:
-        """Does it, and buries the connection if that is its end."""
+        """Calls the function, and cleans up the connection if it ends."""
         try:
             step()
         except Ended as ended:
@@ -392,7 +392,7 @@ class Worker:
         self.leaving = self.greeting = False
 
     def do(self, kind: str, which: int) -> None:
-        """A fault of a client's own. Of none if that one is not there, or about to go."""
+        """Executes a client's own fault. Does nothing if that client is not connected, or about to end."""
         if not self.connections:
             return
         connection = self.connections[which % CONNECTIONS]
@@ -404,7 +404,7 @@ class Worker:
         self.guarded(connection, getattr(connection, kind))
 
     def greet(self) -> None:
-        """Connects anew in the first place, now, or when the one that is there has got what it is owed."""
+        """Opens a new connection in the first place, now, or when the one in it has got all its replies."""
         self.greeting = True
         connection = self.connections[0]
         if connection is not None and connection.fresh:

@@ -101,7 +101,7 @@ class CounterRoom:
         return [self._any_take() or self._any() for _ in range(self.chance.choice(PIPELINE))]
 
     def ends(self) -> str:
-        """How its connection ends now, of its own accord; "", mostly."""
+        """How the client ends its connection now; mostly "", which means not."""
         return self.chance.choice(ENDS) if self.token and self.chance.random() < CUTS else ""
 
     def bequeath(self, is_far: bool) -> None:
@@ -126,7 +126,7 @@ class CounterRoom:
         return stays.Held(name), wire.held(self._opaque(), name)
 
     def _resume(self) -> Asked:
-        """Asks for a token, or presents one."""
+        """Requests a token, or presents one."""
         call = stays.Resume(self.chance.choice(GRACES_MS))
         if self.presents is None:
             return call, takers.request(self._opaque(), call)
@@ -167,14 +167,14 @@ class CounterRoom:
         return [(DUMP, wire.dump(self._opaque(), limits=self.chance.random() < 0.5)) for _ in range(DUMPS)]
 
     def all(self) -> list[Asked]:
-        """What it has taken does not stay, as there is room for half of all to do so."""
+        """Acquires that fill the store. It has no grace time, as at most half of all holdings are kept for that."""
         self.filling = FILL_STEPS_MAX
         self.filled = True
         self.to_begin = []
         return [(stays.Goodbye(), wire.goodbye(self._opaque()))]
 
     def garbage(self) -> bytes:
-        """No request, whatever the length: the first byte is wrong, or a length is."""
+        """Bytes that are no request: the first byte is wrong, or a length is."""
         if self.chance.random() < 0.5:
             return bytes((self.chance.choice((0x00, 0x16, 0x47, 0x91, 0xFF)),)) + self._bytes()
         return wire.frame(
@@ -197,7 +197,7 @@ class CounterRoom:
         return counter.Get(name), wire.get(self._opaque(), name)
 
     def _any_take(self) -> Asked | None:
-        """A Take, or what ends or settles one; or none of these, mostly."""
+        """A Take, or a request that ends or settles one; mostly none of these."""
         dice = self.chance.random()
         if dice < 0.01 and self.waits:
             return self._later(takes.Cancel(self.chance.choice(list(self.waits))))
@@ -206,7 +206,7 @@ class CounterRoom:
         return self._take() if dice < 0.13 and len(self.waits) < TAKES else None
 
     def _take(self) -> Asked:
-        """Of one hot name, or of some of a team's."""
+        """A Take of one hot name, or of several names of a team."""
         chance = self.chance
         team = chance.randrange(TEAMS)
         items: list[tuple[Any, ...]] = []
@@ -227,7 +227,7 @@ class CounterRoom:
         return call, takers.request(self.opaque, call)
 
     def _later(self, call: Any) -> Asked:
-        """Of a Take that it has asked for before."""
+        """A request about an earlier Take."""
         return call, takers.request(self._opaque(), call)
 
     def _opaque(self) -> int:
@@ -244,7 +244,7 @@ class CounterRoom:
         return self.parser.feed(data)
 
     def take(self, call: Any, answer: wire.Response) -> Any:
-        """What the history is told of an answer, which is in the book by then."""
+        """Returns what an answer is in the history. Updates what this client holds."""
         if call is GARBAGE:
             if answer.status not in (wire.Status.INVALID_ARGUMENTS, wire.Status.UNKNOWN_COMMAND):
                 raise ProtocolError(f"garbage was answered with {answer}")
@@ -273,7 +273,7 @@ class CounterRoom:
         return takers.told(answer)
 
     def _resumed(self, answer: wire.Response) -> None:
-        """The sign of life of whom it goes on with is given back: it says when that one has gone."""
+        """After a Resume. The sign of life of the old connection is given back, which shows that it has ended."""
         estate, self.presents = self.presents, None
         if answer.status == wire.Status.NO_ERROR:
             self.token = wire.decode_stay(answer.body).token

@@ -11,7 +11,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos import master, rulebook
+from chaos import sentinel_rules, smockron_daemon
 from history import Operation
 from history.sentinel import Load
 from kit import daemon
@@ -20,7 +20,7 @@ from kit.machine import LONG_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from chaos.crew import Crew
+    from chaos.processes import ClientProcesses
     from chaos.world import World
 
 # How often each is chosen, among all.
@@ -63,7 +63,9 @@ MISTAKES: tuple[dict[str, object], ...] = (
 
 
 class Fault(NamedTuple):
-    """at: part of the round that has gone. slot, which: whose, and which of its connections. chance: for the rest."""
+    """at: the part of the round after which it happens. slot, which: the process, and its connection. chance: for other
+    choices.
+    """
 
     kind: str
     at: float
@@ -79,7 +81,7 @@ class Fault(NamedTuple):
 
 
 def kinds(world: World) -> dict[str, int]:
-    """Those that can be had here."""
+    """The kinds of faults that this machine supports."""
     found = {**BY_CLIENT, **BY_DRIVER}
     if world.link is not None:
         found |= BY_FAR_CLIENT | (BY_LINK if world.link.means else {"cut": BY_LINK["cut"]})
@@ -87,7 +89,9 @@ def kinds(world: World) -> dict[str, int]:
 
 
 def schedule(seed: str, number: int, count: int, slots: int, weights: dict[str, int]) -> list[Fault]:
-    """Of a round. The first round has each kind once, so that whatever a kind makes the daemon keep, it has by then."""
+    """The faults of a round. The first round has each kind once, so that it has caused all memory that a kind makes the
+    daemon keep.
+    """
     chance = random.Random(f"{seed} {number}")
     chosen = sorted(weights)
     if number > 0:
@@ -101,20 +105,18 @@ def schedule(seed: str, number: int, count: int, slots: int, weights: dict[str, 
 
 
 class Driver:
-    """Plays one round's schedule.
-
-    disturbed_ns: when the link was first disturbed. loads: what became of the rules. limited: whether the sentinel room
-    may have had a limit of requests.
+    """Executes a round's schedule. disturbed_ns: when the link was first disturbed. loads: changes of the rules.
+    limited: whether the sentinel protocol may have had a limit of requests.
     """
 
-    def __init__(self, world: World, crew: Crew) -> None:
+    def __init__(self, world: World, processes: ClientProcesses) -> None:
         self.world = world
-        self.crew = crew
+        self.processes = processes
         self.disturbed_ns: int | None = None
         self.loads: list[Operation] = []
         self.limited = False
-        self._rules_text = rulebook.text()
-        self._rules_are = rulebook.rules()
+        self._rules_text = sentinel_rules.text()
+        self._rules_are = sentinel_rules.rules()
         self._lasting: dict[Hashable, tuple[float, Callable[[], object]]] = {}
         self._has_reloaded = False
 
@@ -123,7 +125,7 @@ class Driver:
         for fault in faults:
             self.wait(begun + fault.at * seconds)
             if fault.kind in BY_CLIENT:
-                self.crew.tell(fault.slot, "do", fault.kind, fault.which)
+                self.processes.tell(fault.slot, "do", fault.kind, fault.which)
             elif fault.kind in BY_LINK:
                 self._disturb(fault)
             else:
@@ -131,7 +133,7 @@ class Driver:
         self.wait(begun + seconds)
 
     def wait(self, until_s: float) -> None:
-        """Heals meanwhile what is due."""
+        """Waits, and heals faults that are due."""
         while True:
             now_s = time.monotonic()
             for key in [key for key, (due_s, _) in self._lasting.items() if due_s <= now_s]:
@@ -141,7 +143,7 @@ class Driver:
             time.sleep(min(0.01, until_s - now_s))
 
     def heal(self) -> None:
-        """Everything; and the configuration is again what it was, and there is memory for jobs."""
+        """Ends all faults, and restores the configuration and the memory for jobs."""
         for key in list(self._lasting):
             self._heal(key)
         self.world.clear()
@@ -152,15 +154,15 @@ class Driver:
 
     def _kill(self, fault: Fault) -> None:
         self._heal(("stop_client", fault.slot))
-        self.crew.replace(fault.slot)
+        self.processes.replace(fault.slot)
 
     def _vanish(self, fault: Fault) -> None:
-        """Only from another host: who is on this one is not probed, for it cannot."""
-        far = [place for place, slot in enumerate(self.crew.slots) if slot.place == "far"]
-        self.crew.tell(far[fault.choose(far)], "do", fault.kind, fault.which)
+        """Only a client on another host: a local one gets no keepalive probes, as it cannot vanish."""
+        far = [place for place, slot in enumerate(self.processes.slots) if slot.place == "far"]
+        self.processes.tell(far[fault.choose(far)], "do", fault.kind, fault.which)
 
     def _stop_client(self, fault: Fault) -> None:
-        worker = self.crew.stop(fault.slot)
+        worker = self.processes.stop(fault.slot)
         self._lasts(fault, lambda: worker.send_signal(signal.SIGCONT), ("stop_client", fault.slot))
 
     def _stop_server(self, fault: Fault) -> None:
@@ -190,26 +192,26 @@ class Driver:
         assert not self._write(MISTAKES[fault.choose(MISTAKES)]), "a configuration with mistakes was taken"
 
     def _rules(self, fault: Fault) -> None:
-        self._load(rulebook.CHANGES[fault.choose(rulebook.CHANGES)])
+        self._load(sentinel_rules.CHANGES[fault.choose(sentinel_rules.CHANGES)])
         self._lasts(fault, lambda: self._load({}), fault.kind)
 
     def _bad_rules(self, fault: Fault) -> None:
-        """The file is then what it was before, so that it says what the daemon has."""
+        """Loads invalid rules. Afterwards the file is what it was before, so that it has the daemon's rules."""
         self._heal("reload")
-        self.world.rules.write_text(rulebook.MISTAKES[fault.choose(rulebook.MISTAKES)])
+        self.world.rules.write_text(sentinel_rules.MISTAKES[fault.choose(sentinel_rules.MISTAKES)])
         assert not self._write({}), "rules with mistakes were taken"
         self.world.rules.write_text(self._rules_text)
 
     def _load(self, changes: dict[int, dict[str, Any] | None]) -> bool:
-        """Whether rules with these changes were taken: not while there is no descriptor for the file."""
+        """Whether the daemon has loaded rules with these changes: not while it has no descriptor for the file."""
         self._heal("reload")
         started_ns = time.monotonic_ns()
-        self.world.rules.write_text(rulebook.text(changes))
+        self.world.rules.write_text(sentinel_rules.text(changes))
         if not self._write({}):
             self.world.rules.write_text(self._rules_text)
             return False
-        rules, before = rulebook.rules(changes), self._rules_are
-        self._rules_text, self._rules_are = rulebook.text(changes), rules
+        rules, before = sentinel_rules.rules(changes), self._rules_are
+        self._rules_text, self._rules_are = sentinel_rules.text(changes), rules
         for key in before.keys() | rules.keys():
             if before.get(key) != rules.get(key):
                 call = Load(key, rules.get(key))
@@ -217,10 +219,10 @@ class Driver:
         return True
 
     def _write(self, changes: dict[str, object]) -> bool:
-        """Has the configuration read, with these changes, and returns whether it was taken.
+        """Makes the daemon read a configuration with these changes, and returns whether it was accepted.
 
-        Each at its time: of two that wait, the daemon would see but one. A refusal may have several lines, all of them
-        before what it is asked for when the first is there.
+        One at a time: of two that wait, the daemon would read only one. A refusal may have several lines, all of them
+        before the line that is waited for.
         """
         self._heal("stop_server")
         counterd = self.world.counterd
@@ -245,46 +247,46 @@ class Driver:
         self._lasts(fault, link.heal, "link")
 
     def _crash(self, fault: Fault) -> None:
-        """Of the daemon that has the jobs."""
+        """Kills the daemon of the beanstalk protocol."""
         self._heal("stop_writer")
         self._heal("full_disk")
-        self.world.keeper.crash(with_writer=fault.chance < 0.5)
+        self.world.beanstalk.crash(with_writer=fault.chance < 0.5)
 
     def _kill_writer(self, fault: Fault) -> None:
         del fault
-        self.world.keeper.kill_writer()
+        self.world.beanstalk.kill_writer()
 
     def _stop_writer(self, fault: Fault) -> None:
         self._heal(fault.kind)
-        writer = self.world.keeper.stop_writer()
-        self._lasts(fault, lambda: self.world.keeper.go_on(writer), fault.kind)
+        writer = self.world.beanstalk.stop_writer()
+        self._lasts(fault, lambda: self.world.beanstalk.go_on(writer), fault.kind)
 
     def _full_disk(self, fault: Fault) -> None:
-        self.world.keeper.fill_disk()
-        self._lasts(fault, self.world.keeper.empty_disk, fault.kind)
+        self.world.beanstalk.fill_disk()
+        self._lasts(fault, self.world.beanstalk.empty_disk, fault.kind)
 
     def _crash_master(self, fault: Fault) -> None:
         del fault
         self._heal("stop_master")
-        self.world.master.crash()
+        self.world.smockron.crash()
 
     def _stop_master(self, fault: Fault) -> None:
-        counterd = self.world.master.counterd
+        counterd = self.world.smockron.counterd
         counterd.send_signal(signal.SIGSTOP)
         self._lasts(fault, lambda: counterd.send_signal(signal.SIGCONT), fault.kind)
 
     def _limits(self, fault: Fault) -> None:
-        """Of domains."""
-        self._limit(master.CHANGES[fault.choose(master.CHANGES)])
+        """Changes the rules of domains."""
+        self._limit(smockron_daemon.CHANGES[fault.choose(smockron_daemon.CHANGES)])
         self._lasts(fault, lambda: self._limit({}), fault.kind)
 
     def _bad_limits(self, fault: Fault) -> None:
         self._heal("stop_master")
-        self.world.master.mislead(master.MISTAKES[fault.choose(master.MISTAKES)])
+        self.world.smockron.mislead(smockron_daemon.MISTAKES[fault.choose(smockron_daemon.MISTAKES)])
 
     def _limit(self, changes: dict[str, int | None]) -> None:
         self._heal("stop_master")
-        self.world.master.load(changes)
+        self.world.smockron.load(changes)
 
     def _clock(self, fault: Fault) -> None:
         self.world.step_clock(STEPS_S[fault.choose(STEPS_S)])

@@ -28,11 +28,11 @@ SEEN_GONE = 2  # times; what is asked again was asked later than whatever is kno
 
 
 class Sample(NamedTuple):
-    """One listing: when it was asked for, when its end was there, and consumptions (subscriptions) by name.
+    """One listing: when it was requested, when its end was there, and consumptions (subscriptions) by name.
 
-    settled_ns: when the server said after it that it had nothing left to give back of those who had gone; None if it
-    had. So whoever is missing in the listing has been let go of by then. is_whole: what is missing has nothing; else
-    it was not asked for.
+    settled_ns: when the server reported after it that it had nothing left to give back of ended connections; None if it
+    had. So clients that are missing in the listing have been cleaned up by then. is_whole: a missing name has no
+    consumption; otherwise it was not asked for.
     """
 
     asked_ns: int
@@ -42,14 +42,13 @@ class Sample(NamedTuple):
     is_whole: bool = True
 
     def lacks(self, name: bytes) -> bool:
-        """Whether it shows that there is nothing of that name."""
+        """Whether it shows that nothing of that name is in use."""
         return (self.is_whole or name in self.consumptions) and not self.consumptions.get(name)
 
 
 class Monitor:
-    """A connection and a thread of its own. samples: of this round. error: what went wrong with it.
-
-    clients: those that were let in, for whoever has to ask for each.
+    """A connection and a thread of its own. samples: those of this round. error: what failed. clients: returns the
+    admitted clients, for monitors that have to ask for each.
     """
 
     def __init__(self, address: str, clients: Callable[[], list[int]]) -> None:
@@ -63,7 +62,7 @@ class Monitor:
         self._thread.start()
 
     def take(self) -> list[Sample]:
-        """Those there are, whose place the next round's take."""
+        """Returns the samples so far; later ones belong to the next round."""
         taken, self.samples = self.samples, []
         return taken
 
@@ -126,7 +125,7 @@ class CounterMonitor(Monitor):
 
 
 class ThrottrMonitor(Monitor):
-    """Who is not subscribed any more asks for nothing any more, so nothing is left to wait for."""
+    """A client without its subscription sends no more requests, so there is nothing left to wait for."""
 
     def __init__(self, address: str, clients: Callable[[], list[int]]) -> None:
         self._encoder = throttr_wire.Encoder(throttr_wire.ValueSize.UINT16)
@@ -147,10 +146,10 @@ class ThrottrMonitor(Monitor):
 
 
 class SentinelMonitor(Monitor):
-    """In a namespace with one other, it is told 2, and when the other has gone, 1.
+    """In a namespace with one other client it gets 2, and when that has ended, 1.
 
-    Whoever goes leaves all namespaces at once: no request is served between two of them. His tokens have his going as
-    their moment before that.
+    A client leaves all namespaces at once: no request is served between two of them. The time when its tokens lost
+    their owner is before that.
     """
 
     def __init__(self, address: str, clients: Callable[[], list[int]]) -> None:
@@ -176,7 +175,7 @@ class SentinelMonitor(Monitor):
         return Sample(asked_ns, time.monotonic_ns(), consumptions, time.monotonic_ns(), is_whole=False)
 
     def _begin_anew(self) -> None:
-        """With another connection, once the server has let that in: it may have no descriptor for it at the moment."""
+        """Reconnects, once the server admits a connection: it may have no descriptor for it at the moment."""
         while True:
             connected = self._connected()
             try:
@@ -193,9 +192,10 @@ class SentinelMonitor(Monitor):
 
 
 class BeanstalkMonitor(Monitor):
-    """The tube that a client watches is there as long as the client is. Comes again when the daemon does.
+    """The tube that a client watches exists as long as the client is connected.
 
-    lost_ns: the latest moment at which a connection was made that has ended; 0 if none has.
+    It reconnects with the daemon. lost_ns: the latest moment at which a connection was made that has ended; 0 if none
+    has.
     """
 
     def __init__(self, address: str, clients: Callable[[], list[int]]) -> None:
@@ -212,7 +212,7 @@ class BeanstalkMonitor(Monitor):
                 self._socket = wait_until(self._reconnected, "the daemon is there again", LONG_S)
 
     def _listed(self, peer: Peer) -> Sample:
-        """What who has gone had is ready by the next answer."""
+        """Holdings of ended connections are ready by the next answer."""
         asked_ns = time.monotonic_ns()
         tubes, ended_ns = peer.tubes(), time.monotonic_ns()
         peer.figure("current-connections")

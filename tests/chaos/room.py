@@ -19,7 +19,9 @@ PIPELINE = (1, 1, 1, 1, 1, 2, 3)  # requests in one piece; most wait for each an
 
 
 class Room(Protocol):
-    """The side of one connection. chance: where what it asks comes from. forgives: garbage does not end it."""
+    """The client's side of a protocol for one connection. chance: the source of its requests. forgives: whether the
+    connection survives garbage.
+    """
 
     chance: random.Random
     forgives: bool
@@ -37,8 +39,8 @@ class Room(Protocol):
 
 
 def sign_of_life(client: int) -> bytes:
-    """What a client takes first, a counter, a subscription, a namespace or a tube, and never gives back.
+    """The counter, subscription, namespace or tube that a client takes first and never gives back.
 
-    While it is held, the server has not let go of the client.
+    While it is in use, the server has not cleaned up the client.
     """
     return b"alive-%d" % client

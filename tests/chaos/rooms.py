@@ -9,9 +9,9 @@ import collections
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chaos import master, rulebook
+from chaos import sentinel_rules, smockron_daemon
+from chaos.beanstalk_daemon import FILLED
 from chaos.counter_room import CounterRoom
-from chaos.keeper import FILLED
 from chaos.room import GARBAGE, JOBS, LENT, PIPELINE, Asked, sign_of_life
 from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire as beanstalk_wire
@@ -43,7 +43,7 @@ TOKENS_STEPS_MAX = 40
 KNOWN = 16  # tokens that the clients of a process know of each other
 TREASURES = 3  # of those, the last that are kept by whoever comes by, and seldom released
 TREASURED = 12  # one of so many, where there is room enough for all
-TREASURE_FLOWS = {4, *rulebook.COLD}
+TREASURE_FLOWS = {4, *sentinel_rules.COLD}
 TUBES = 3  # of the beanstalk room
 JOBS_STEP = 8  # long ones, in one piece of who takes all
 JOBS_STEPS_MAX = 8
@@ -61,7 +61,7 @@ LENGTHS = {1: 12, 2: 16, 3: 12, 4: 8, 5: 8}  # of a body, at least, by its type;
 
 
 class ThrottrRoom:
-    """Makes, changes and reads keys, publishes; most keys expire meanwhile."""
+    """Creates, changes and reads keys, publishes; most keys expire meanwhile."""
 
     forgives = False
 
@@ -115,7 +115,7 @@ class ThrottrRoom:
         return []
 
     def much(self) -> list[Asked]:
-        """Its own events, beside those of others."""
+        """Publishes its own events, to get many."""
         event = self.encoder.publish(NEWS, bytes(8000))
         return [
             self._other("subscribe", self.encoder.subscribe(NEWS)),
@@ -127,7 +127,7 @@ class ThrottrRoom:
         return self.batch()
 
     def garbage(self) -> bytes:
-        """No request begins so; the answer is that of one that failed."""
+        """No request begins like this; the reply is that of a failed one."""
         self.parser.expect(self.encoder.purge(b""))
         return bytes((self.chance.randint(0x20, 0xFF),)) + self.chance.randbytes(self.chance.randint(0, 3000))
 
@@ -146,7 +146,7 @@ class ThrottrRoom:
     # ---- answers ----
 
     def feed(self, data: bytes) -> list[Any]:
-        """Replies; events are thrown away."""
+        """Returns replies; drops events."""
         return [answer for answer in self.parser.feed(data) if isinstance(answer, throttr_wire.Reply)]
 
     def take(self, call: Any, answer: throttr_wire.Reply) -> Any:
@@ -158,9 +158,8 @@ class ThrottrRoom:
 
 
 class SentinelRoom:
-    """Has tokens, its own and those that others of its process know of, and asks for rates.
-
-    asked: xid and type of what is to be answered next.
+    """Acquires tokens, uses its own and those of other clients of its process, and asks for rates. asked: xid and type
+    of the pending requests.
     """
 
     forgives = True
@@ -175,7 +174,7 @@ class SentinelRoom:
         self.xid = chance.randrange(1 << 31)
         self.filling = 0
         self.parser = sentinel_wire.ResponseParser()
-        self.values = [sentinel_wire.encode_value(value) for value in rulebook.VALUES]
+        self.values = [sentinel_wire.encode_value(value) for value in sentinel_rules.VALUES]
         del number
 
     # ---- requests ----
@@ -196,25 +195,29 @@ class SentinelRoom:
         chance = self.chance
         dice = chance.random()
         if dice < 0.02:
-            return "average", self._sent(sentinel_wire.flow(self._next(), chance.choice(list(rulebook.AVERAGE)), 1))
+            return "average", self._sent(
+                sentinel_wire.flow(self._next(), chance.choice(list(sentinel_rules.AVERAGE)), 1)
+            )
         return self._ask(self._call(dice))
 
     def _call(self, dice: float) -> Any:
         chance = self.chance
         if dice < 0.06:
-            return sentinel.Ping(chance.choice((rulebook.NAMESPACE, b"another")))
+            return sentinel.Ping(chance.choice((sentinel_rules.NAMESPACE, b"another")))
         if dice < 0.18:
-            return sentinel.Flow(chance.choice(list(rulebook.RATES)), chance.choice((1, 1, 2)), chance.random() < 0.3)
+            return sentinel.Flow(
+                chance.choice(list(sentinel_rules.RATES)), chance.choice((1, 1, 2)), chance.random() < 0.3
+            )
         if dice < 0.28:
             values = tuple(chance.choice(self.values) for _ in range(chance.choice((1, 1, 1, 2, 3))))
-            return sentinel.Param(chance.choice(list(rulebook.VALUE_RATES)), chance.choice((1, 1, 2)), values)
+            return sentinel.Param(chance.choice(list(sentinel_rules.VALUE_RATES)), chance.choice((1, 1, 2)), values)
         if dice < 0.30:
             flow, count = chance.choice(((UNKNOWN_FLOW, 1), (1, 0), (-1, 1), (0, 1)))
             return chance.choice((sentinel.Acquire, sentinel.Flow))(flow, count)
         return self._token(dice)
 
     def _token(self, dice: float) -> Any:
-        """Mostly of what it has; now and then of what others have, or had, as it may itself."""
+        """A token, mostly its own; sometimes one that others have, or that it or others had."""
         chance = self.chance
         held = [(flow, token) for token, flow in self.held.items()]
         tokens = held if dice < 0.62 else [*self.known, *self.treasures]
@@ -223,16 +226,16 @@ class SentinelRoom:
             keeps = chance.random() < (0.95 if (flow, token) in self.treasures else 0.3)
             return (sentinel.Keep if keeps else sentinel.Release)(flow, token)
         if dice < 0.92:
-            return sentinel.Acquire(chance.choice(list(rulebook.HOT)), chance.choice((1, 1, 1, 2, 3)))
-        return sentinel.Acquire(chance.choice(list(rulebook.COLD)), chance.choice((1, 2)))
+            return sentinel.Acquire(chance.choice(list(sentinel_rules.HOT)), chance.choice((1, 1, 1, 2, 3)))
+        return sentinel.Acquire(chance.choice(list(sentinel_rules.COLD)), chance.choice((1, 2)))
 
     def _fill(self, number: int) -> Asked:
-        """A token, and then a value that nobody else has."""
+        """A token, and then a value that no other client has."""
         if self.asked and self.asked[-1][1] == sentinel_wire.MessageType.ACQUIRE:
             value = b"fill %d %d %d" % (self.client, self.filling, number)
-            (flow,) = rulebook.FILL_VALUES
+            (flow,) = sentinel_rules.FILL_VALUES
             return "value", self._sent(sentinel_wire.param_flow(self._next(), flow, 1, [value]))
-        (flow,) = rulebook.FILL
+        (flow,) = sentinel_rules.FILL
         return "fill", self._sent(sentinel_wire.acquire(self._next(), flow, 1))
 
     def give_back(self) -> list[Asked]:
@@ -246,7 +249,7 @@ class SentinelRoom:
         return self.batch()
 
     def garbage(self) -> bytes:
-        """No request, but a frame: of no type, too short for its type or for any, or too long."""
+        """An invalid frame: of an unknown type, too short for its type or for any, or too long."""
         chance = self.chance
         kind, xid = chance.randrange(4), self._next()
         if kind == 0:
@@ -262,7 +265,7 @@ class SentinelRoom:
         return bytes((0, size)) + chance.randbytes(size)
 
     def truncated(self) -> bytes:
-        flow = self.chance.choice(list(rulebook.HOT))
+        flow = self.chance.choice(list(sentinel_rules.HOT))
         tokens = [*self.held, 1]
         whole = self.chance.choice((sentinel_wire.acquire(0, flow, 1), sentinel_wire.release(0, tokens[0])))
         return whole[: self.chance.randint(1, len(whole) - 1)]
@@ -303,7 +306,7 @@ class SentinelRoom:
 
 
 class BeanstalkRoom:
-    """Puts jobs into one of few tubes and takes them out of it; ends, releases, buries and kicks them."""
+    """Puts jobs into one of few tubes and reserves them; deletes, releases, buries and kicks them."""
 
     forgives = True
     tubes = TUBES
@@ -348,7 +351,7 @@ class BeanstalkRoom:
         return call, beanstalk.request(call)
 
     def _call(self) -> Any:
-        """Mostly about what it has; now and then about what others have, or had."""
+        """A call, mostly about its own jobs; sometimes about those that others have, or had."""
         chance, dice = self.chance, self.chance.random()
         priority, delay = chance.randint(1, 4), chance.choice((0, 0, 0, 1))
         if dice < 0.27:
@@ -385,7 +388,7 @@ class BeanstalkRoom:
         return [("use fill", beanstalk_wire.use(FILLED))]
 
     def garbage(self) -> bytes:
-        """One line, or one put, that is none."""
+        """An invalid line, or an invalid put."""
         chance = self.chance
         noise = chance.randbytes(chance.randint(1, 3000)).translate(None, b"\r\n")
         return chance.choice((b"\xff" + noise + b"\r\n", b"delete x\r\n", b"put 0 0 1 3\r\nabcde", b"\r\n"))
@@ -420,9 +423,10 @@ class BeanstalkRoom:
 
 
 class JobsRoom(BeanstalkRoom):
-    """Likewise, but nearly each of its jobs takes a permit, of a counter that clients of the counter room want too.
+    """Like BeanstalkRoom, but nearly each of its jobs takes a permit of a counter that clients of the counter protocol
+    use too.
 
-    All of them in one tube: more of them would make more of the search for an order, and no other things possible.
+    All are in one tube: more tubes would make the search for an order longer without testing more.
     """
 
     tubes = 1
@@ -457,9 +461,8 @@ ANSWERS_TO: dict[Any, set[str]] = {
 
 
 class GateRoom:
-    """The accounting of a gatekeeper. What it tells of is taken once a PING behind it is answered.
-
-    asked: of each PING, how many calls its PONG answers.
+    """The accounting connection of a gatekeeper. A PING behind its messages shows that they were taken. asked: for each
+    PING, the number of calls that its PONG answers.
     """
 
     forgives = False
@@ -489,13 +492,13 @@ class GateRoom:
             names = (b"%d %d %d" % (self.client, self.filling, number) for number in range(REQUESTS_STEP))
             accepted = smockron_wire.Status.ACCEPTED
             return self._asked(
-                [("fill", smockron_wire.accounting(master.FILL.encode(), accepted, name, 0)) for name in names]
+                [("fill", smockron_wire.accounting(smockron_daemon.FILL.encode(), accepted, name, 0)) for name in names]
             )
         calls = [self._call() for _ in range(self.chance.choice(PIPELINE))]
         return self._asked([(call, smockron.request(call)) for call in calls])
 
     def _call(self) -> smockron.Account:
-        """One that can be forgotten is none of the others."""
+        """An accounting message. Identifiers that may be forgotten are separate from the others."""
         chance = self.chance
         domain = chance.choices(DOMAINS, (8, 4, 3, 2, 1))[0]
         kind = chance.choices((b"hot", b"cold", b"forgotten"), (8, 3, 2))[0]
@@ -509,7 +512,7 @@ class GateRoom:
         return []
 
     def much(self) -> list[Asked]:
-        """PONGs that wait."""
+        """Pings whose PONGs wait."""
         return [asked for _ in range(PINGS) for asked in self._asked([("much", b"")])]
 
     def all(self) -> list[Asked]:
@@ -517,7 +520,7 @@ class GateRoom:
         return self.batch()
 
     def garbage(self) -> bytes:
-        """No frame begins so, or none is so long, or no message has so many."""
+        """An invalid frame: of an unknown beginning, too long, or of a message with too many."""
         frames = smockron_wire.frame(b"", smockron_wire.MORE) * (smockron_wire.FRAMES_MAX + 1)
         long = bytes((smockron_wire.LONG,)) + (1 << 20).to_bytes(8, "big")
         return self.chance.choice(
@@ -529,7 +532,7 @@ class GateRoom:
         return whole[: self.chance.randint(1, len(whole) - 1)]
 
     def _asked(self, calls: list[Asked]) -> list[Asked]:
-        """With a PING behind the last."""
+        """The calls, with a PING behind the last."""
         *before, (call, data) = calls
         self.asked.append(len(calls))
         return [*before, (call, data + smockron_wire.ping(0))]
@@ -556,7 +559,7 @@ class GateRoom:
 
 
 class ListenerRoom(GateRoom):
-    """A subscriber, to all or to some."""
+    """A subscriber of all domains or of some."""
 
     def __init__(self, chance: random.Random, number: int, client: int) -> None:
         super().__init__(chance, number, client)
@@ -574,7 +577,7 @@ class ListenerRoom(GateRoom):
         return self._asked([("cancel", smockron_wire.cancel(self.prefix))])
 
     def all(self) -> list[Asked]:
-        """Subscriptions, none of them to anything that there is."""
+        """Subscriptions that fill the store, none of them to an existing domain."""
         return self._asked([("fill", smockron_wire.subscribe(b"fill, %d" % each)) for each in range(SUBSCRIPTIONS)])
 
     def truncated(self) -> bytes:
@@ -586,15 +589,15 @@ class ListenerRoom(GateRoom):
 
 
 def gate_identifier(number: int, kind: bytes, which: int) -> bytes:
-    """Of a round: no other asks of it."""
+    """An identifier of a round; no other round uses it."""
     return b"%d %b %d" % (number, kind, which)
 
 
 def gate_identifiers(number: int) -> list[tuple[bytes, bytes]]:
-    """All of a round, in all domains that have a rule."""
+    """All identifiers of a round, in all domains with a rule."""
     return [
         (domain.encode(), gate_identifier(number, kind, which))
-        for domain in master.RATES
+        for domain in smockron_daemon.RATES
         for kind, count in IDENTIFIERS.items()
         for which in range(count)
     ]

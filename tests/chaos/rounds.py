@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos import faults, rooms, rulebook, verdict, world
-from chaos.crew import SLOTS, Crew, Slot
-from chaos.keeper import ROOM, asking, look
+from chaos import faults, rooms, sentinel_rules, verdict, world
+from chaos.beanstalk_daemon import ROOM, asking, look
 from chaos.monitor import MONITORS
+from chaos.processes import SLOTS, ClientProcesses, Slot
 from chaos.room import JOBS
 from counterd.client import Client, throttr
 from counterd.errors import CounterdError
@@ -31,7 +31,7 @@ from kit.machine import LONG_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chaos.keeper import Listing
+    from chaos.beanstalk_daemon import Listing
 
 FAULTS_PER_S = 4
 # More memory than after the first round is no leak up to this: Python's heap and malloc's have their pieces, and one
@@ -44,7 +44,9 @@ STILL_S = 30.0  # longer than any patience of the daemon's: what has not changed
 
 
 class Figures(NamedTuple):
-    """Of a whole run. missing: what this machine does not have. kept: where the files are, if there is a violation."""
+    """The figures of a whole run. missing: what this machine lacks. kept: the folder of the files, if there was a
+    violation.
+    """
 
     seed: str
     seconds: float
@@ -70,14 +72,14 @@ class Figures(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What the daemon has when nobody is there."""
+    """The memory and descriptors that the daemon uses without clients."""
 
     memory: int
     descriptors: int
 
 
 class Chaos:
-    """A daemon and its crew. say: told of each round."""
+    """A daemon and its client processes. say: called with the figures of each round."""
 
     def __init__(self, place: world.World, seed: str, round_s: float, say: Callable[[str], None]) -> None:
         self.world = place
@@ -88,46 +90,46 @@ class Chaos:
         self.operations = self.names = self.undecided = self.rounds = 0
         self.violations: list[str] = []
         slots = [slot for slot in map(Slot._make, SLOTS) if slot in place.addresses]
-        self.crew = Crew(place, seed, slots)
+        self.processes = ClientProcesses(place, seed, slots)
         self.monitors = {
-            room: kind(place.addresses[room, "unix"], functools.partial(self.crew.let_in, room))
+            room: kind(place.addresses[room, "unix"], functools.partial(self.processes.let_in, room))
             for room, kind in MONITORS.items()
         }
         self.jobs: dict[str, Listing] = {}  # by room, that there were at the end of the round, if it came to that
-        self.passed_s = -rulebook.WINDOW_MAX_S  # when rates were last asked for, other than by clients
+        self.passed_s = -sentinel_rules.WINDOW_MAX_S  # when rates were last asked for, other than by clients
         self.left = self._what_it_has()
 
     def end(self) -> None:
-        self.crew.end()
+        self.processes.end()
         for monitor in self.monitors.values():
             monitor.stop()
 
     def round(self) -> None:
-        """Leaves its violations, and with them its files."""
-        number, slots = self.rounds, len(self.crew.slots)
+        """Runs one round. Adds its violations, and keeps its files if there are any."""
+        number, slots = self.rounds, len(self.processes.slots)
         directory = self.world.directory / f"round {number}"
         directory.mkdir()
         plan = faults.schedule(self.seed, number, round(FAULTS_PER_S * self.round_s), slots, faults.kinds(self.world))
         self.say(f"round {number}: {', '.join(map(str, plan))}")
-        time.sleep(max(0.0, self.passed_s + rulebook.WINDOW_MAX_S - time.monotonic()))
-        driver = faults.Driver(self.world, self.crew)
-        self.crew.begin(number, directory)
+        time.sleep(max(0.0, self.passed_s + sentinel_rules.WINDOW_MAX_S - time.monotonic()))
+        driver = faults.Driver(self.world, self.processes)
+        self.processes.begin(number, directory)
         try:
             driver.play(plan, self.round_s)
         finally:
             driver.heal()
-        self.crew.greet()
+        self.processes.greet()
         moments = [time.monotonic()]
-        self.crew.leave(dying=random.Random(f"{self.seed} {number} dying").randrange(slots))
+        self.processes.leave(dying=random.Random(f"{self.seed} {number} dying").randrange(slots))
         moments.append(time.monotonic())
         found = self._settle()
         moments.append(time.monotonic())
-        workers = {worker.number: worker for worker in self.crew.all}
-        filled = frozenset(self.crew.slots[fault.slot].room for fault in plan if fault.kind == "fill")
+        workers = {worker.number: worker for worker in self.processes.all}
+        filled = frozenset(self.processes.slots[fault.slot].room for fault in plan if fault.kind == "fill")
         ends = verdict.Ends(
             workers, driver.disturbed_ns, time.monotonic_ns(), filled, driver.loads, driver.limited,
-            self.world.keeper.take_restarts(), self.jobs, self.world.master.take_restarts(),
-            self.world.master.take_loads(),
+            self.world.beanstalk.take_restarts(), self.jobs, self.world.smockron.take_restarts(),
+            self.world.smockron.take_loads(),
         )  # fmt: skip
         samples = {room: monitor.take() for room, monitor in self.monitors.items()}
         judged = verdict.judge(sorted(directory.iterdir()), samples, ends)
@@ -151,10 +153,14 @@ class Chaos:
     # ---- what has to be true ----
 
     def _settle(self) -> list[str]:
-        """Waits until all is as if nobody had ever been there; what is not, in the end."""
+        """Waits until the daemons are as if no client had ever connected. Returns what is not, in the end."""
         found: list[str] = []
         self.jobs = {}
-        for counterd in (self.world.counterd, self.world.keeper.counterd, self.world.master.counterd):
+        for counterd in (
+            self.world.counterd,
+            self.world.beanstalk.counterd,
+            self.world.smockron.counterd,
+        ):
             if counterd.process.poll() is not None:
                 raise EOFError(f"the daemon ended with {counterd.process.returncode}")
         for room, monitor in self.monitors.items():
@@ -189,38 +195,40 @@ class Chaos:
             become(lambda: client.info().keys, 0, "throttr: keys")
 
     def _sentinel_is_empty(self) -> None:
-        """So long after the last has gone, all of every flow can be had at once: nobody has anything of it."""
+        """Checks that all of every flow is free, a fixed time after the last client has ended."""
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as connected:
             connected.settimeout(LONG_S)
             connected.connect(self.world.addresses["sentinel", "unix"])
             become(lambda: self.world.figure("sentinel", "curr_connections"), 2, "sentinel: connections")
-            free_s = time.monotonic() + rulebook.OFFLINE_MAX_S + verdict.SWEPT_NS / 1e9
-            for flow, (threshold, *_) in (rulebook.HOT | rulebook.COLD | rulebook.FILL).items():
+            free_s = time.monotonic() + sentinel_rules.OFFLINE_MAX_S + verdict.SWEPT_NS / 1e9
+            for flow, (threshold, *_) in (sentinel_rules.HOT | sentinel_rules.COLD | sentinel_rules.FILL).items():
                 call = sentinel.Acquire(flow, int(threshold))
                 _, token = granted(connected, call, free_s)
                 status, _ = exchange(connected, sentinel.Release(flow, token))
                 assert status == Status.RELEASE_OK, f"sentinel: {call} was granted, its release answered {status}"
             assert self.world.figure("sentinel", "tokens") == 0, "sentinel: there are tokens of no flow"
-            free_s = time.monotonic() + rulebook.WINDOW_MAX_S + LATE_S
-            for flow, (count, *_) in rulebook.RATES.items():
+            free_s = time.monotonic() + sentinel_rules.WINDOW_MAX_S + LATE_S
+            for flow, (count, *_) in sentinel_rules.RATES.items():
                 granted(connected, sentinel.Flow(flow, count), free_s)
-            for flow, (count, *_) in rulebook.VALUE_RATES.items():
-                for value in map(encode_value, rulebook.VALUES):
+            for flow, (count, *_) in sentinel_rules.VALUE_RATES.items():
+                for value in map(encode_value, sentinel_rules.VALUES):
                     granted(connected, sentinel.Param(flow, count, (value,)), free_s)
             self.passed_s = time.monotonic()
 
     def _beanstalk_is_empty(self) -> None:
-        """Not even of those whose daemon was killed is any job left."""
-        keeper = self.world.keeper
-        self._has_no_jobs(ROOM, keeper.begun_ns)
-        assert keeper.figure("jobs") == 0, "beanstalk: there are jobs of no tube"
+        """Checks that no job is left, including those of a killed daemon."""
+        beanstalk = self.world.beanstalk
+        self._has_no_jobs(ROOM, beanstalk.begun_ns)
+        assert beanstalk.figure("jobs") == 0, "beanstalk: there are jobs of no tube"
 
     def _has_jobs_without_permits(self) -> None:
         self._has_no_jobs(JOBS, 0)
         assert self.world.figure("beanstalk", "jobs") == 0, "jobs: there are jobs of no tube"
 
     def _has_no_jobs(self, room: str, begun_ns: int) -> None:
-        """No job is anybody's, and each is there to be deleted, once. begun_ns: since then the daemon runs."""
+        """Checks that no job is reserved, and that each can be deleted once. begun_ns: since when the daemon has been
+        running.
+        """
         with asking(self.world.path_of(room)) as peer:
             become(lambda: peer.figure("current-connections"), 2, f"{room}: connections")
             become(lambda: peer.figure("current-jobs-reserved"), 0, f"{room}: reserved jobs")
@@ -233,25 +241,25 @@ class Chaos:
         assert not is_lost, f"{room}: a connection has ended that only watches, and nobody has killed the daemon"
 
     def _smockron_is_empty(self) -> None:
-        """What is to be forgotten is; and nothing else was, to make room for others."""
-        master = self.world.master
-        become(lambda: master.figure("curr_connections"), 0, "smockron: connections")
-        assert (count := master.figure("subscriptions")) == 0, f"smockron: {count} subscriptions of nobody"
-        master.forget(rooms.gate_identifiers(self.rounds))
-        become(lambda: master.figure("identifiers"), 0, "smockron: identifiers")
-        become(lambda: max(0, master.counterd.descriptors() - master.descriptors), 0, "smockron: descriptors more")
-        assert master.figure("evicted") == 0, "smockron: more identifiers than are judged"
+        """Checks that all identifiers can be forgotten, and that none was evicted to make room for others."""
+        smockron = self.world.smockron
+        become(lambda: smockron.figure("curr_connections"), 0, "smockron: connections")
+        assert (count := smockron.figure("subscriptions")) == 0, f"smockron: {count} subscriptions of nobody"
+        smockron.forget(rooms.gate_identifiers(self.rounds))
+        become(lambda: smockron.figure("identifiers"), 0, "smockron: identifiers")
+        become(lambda: max(0, smockron.counterd.descriptors() - smockron.descriptors), 0, "smockron: descriptors more")
+        assert smockron.figure("evicted") == 0, "smockron: more identifiers than are judged"
 
     def _has_no_errors(self) -> None:
-        counterd, keeper, master = self.world.counterd, self.world.keeper, self.world.master
+        counterd, beanstalk, smockron = self.world.counterd, self.world.beanstalk, self.world.smockron
         lines = self.world.logged_stats()
-        for mortal in (keeper, master):
-            lines |= mortal.counterd.logged_stats([mortal.room], LONG_S)
+        for killable in (beanstalk, smockron):
+            lines |= killable.counterd.logged_stats([killable.room], LONG_S)
         for room, line in lines.items():
             (errors,) = re.findall(r"\binternal_errors=(\d+)", line)
             assert errors == "0", f"{room}: {errors} internal errors"
         bad = [line for line in counterd.lines(r" ERROR |Traceback") if "not reloaded:" not in line]
-        bad += keeper.errors() + master.errors()
+        bad += beanstalk.errors() + smockron.errors()
         assert not bad, f"the log says {bad}"
 
     def _has_what_it_had(self) -> None:
@@ -267,7 +275,7 @@ class Chaos:
 
 
 def exchange(connected: socket.socket, call: Any) -> tuple[int, ...]:
-    """What the sentinel room answers."""
+    """Sends a request to the sentinel protocol. Returns the reply."""
     parser = ResponseParser()
     connected.sendall(sentinel.request(call))
     while not (responses := parser.feed(connected.recv(1 << 10))):
@@ -276,7 +284,7 @@ def exchange(connected: socket.socket, call: Any) -> tuple[int, ...]:
 
 
 def granted(connected: socket.socket, call: Any, until_s: float) -> tuple[int, ...]:
-    """The answer that lets it pass, which has to come by then."""
+    """Returns the reply that admits the request, which has to come by then."""
     while (answer := exchange(connected, call))[0] != Status.OK:
         assert time.monotonic() < until_s, f"sentinel: nobody is there, and {call} is answered {answer}"
         time.sleep(0.02)
@@ -284,7 +292,7 @@ def granted(connected: socket.socket, call: Any, until_s: float) -> tuple[int, .
 
 
 def become(figure: Callable[[], Any], wanted: Any, what: str) -> None:
-    """Waits until it is as wanted, as long as there is anything going on."""
+    """Waits until the value is as wanted, as long as it keeps changing."""
     seen, since_s = None, time.monotonic()
     while (now := figure()) != wanted:
         if now != seen:
@@ -294,7 +302,7 @@ def become(figure: Callable[[], Any], wanted: Any, what: str) -> None:
 
 
 def run(seed: str, seconds: float, round_s: float, say: Callable[[str], None]) -> Figures:
-    """Rounds until the time is over, and at least two. The files of what went wrong are kept."""
+    """Runs rounds until the time is over, and at least two. Keeps the files of a round with violations."""
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
     begun = time.monotonic()
     chaos = None
@@ -309,9 +317,9 @@ def run(seed: str, seconds: float, round_s: float, say: Callable[[str], None]) -
             finally:
                 chaos.end()
                 (directory / "log").write_text("\n".join(place.counterd.log))
-                for mortal in (place.keeper, place.master):
-                    log = "\n".join([*mortal.log, *mortal.counterd.log])
-                    (directory / f"{mortal.room}.log").write_text(log)
+                for killable in (place.beanstalk, place.smockron):
+                    log = "\n".join([*killable.log, *killable.counterd.log])
+                    (directory / f"{killable.room}.log").write_text(log)
     except (AssertionError, subprocess.TimeoutExpired):  # it did not end as it should, or not at all
         if chaos is None:
             raise

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chaos import clients, faults, master, rooms, rounds, rulebook, verdict
+from chaos import clients, faults, rooms, rounds, sentinel_rules, smockron_daemon, verdict
+from chaos.beanstalk_daemon import Listing
 from chaos.counter_room import CounterRoom
-from chaos.crew import Slot
-from chaos.keeper import Listing
+from chaos.killable import KILLER
 from chaos.monitor import Sample
-from chaos.mortal import KILLER
+from chaos.processes import Slot
 from chaos.room import JOBS, LENT
 from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from conformance.sentinel.engine import make_store
@@ -65,7 +65,7 @@ NAME = b"hot 0"
 
 
 def ends(disturbed_ns: int | None = None, **changes: Any) -> verdict.Ends:
-    """Worker 1 was killed at 50, worker 2 left; all had gone at 1000."""
+    """The ends of connections: worker 1 was killed at 50, worker 2 left; all had gone at 1000."""
     first = {"said": [], "killed_ns": 50, "was_stopped": False, "slot": Slot("counter", "far"), **changes}
     second = {"said": [], "killed_ns": None, "was_stopped": False, "slot": Slot("counter", "unix")}
     return verdict.Ends({1: SimpleNamespace(**first), 2: SimpleNamespace(**second)}, disturbed_ns, 1000)  # type: ignore[dict-item]
@@ -108,7 +108,9 @@ def test_a_stopped_client_may_lose_its_connection_but_gets_no_invalid_answer(com
 
 
 def judged(path: Path, maximum: int, shown: int) -> list[str]:
-    """Two clients are granted one each, a Dump shows so many, then one leaves and the other is killed."""
+    """The verdict on a history: two clients are granted one each, a Dump shows so many, then one leaves and the other
+    is killed.
+    """
     killed_ns = 0
     with Recorder(path, A) as first, Recorder(path, B) as second:
         for recorder in (first, second):
@@ -162,7 +164,7 @@ def test_a_dump_shows_all_items_of_a_grant(tmp_path: Path, is_half: bool) -> Non
 
 
 def judged_after_kill(path: Path, gone_ms: int, *, takes_sign: bool = True, every_ms: int = 100) -> list[str]:
-    """What is said of a killed client with a grace time of a second; a Dump shows what it has until gone_ms."""
+    """The verdict on a killed client with a grace time of a second; a Dump shows what it holds until gone_ms."""
     with Recorder(path, A) as recorder:
         if takes_sign:
             recorder.end(recorder.start(counter.Acquire(rooms.sign_of_life(A), 1, 1)), (0, 1))
@@ -232,7 +234,7 @@ def test_a_partial_sample_says_nothing_about_other_counters() -> None:
 
 
 def judged_tokens(path: Path, *rows: tuple[Any, Any], **known: Any) -> list[str]:
-    """What is said of a client of the sentinel room that is told this, and goes."""
+    """The verdict on a client of the sentinel room that gets these answers, and leaves."""
     with Recorder(path, B) as recorder:
         for call, answer in rows:
             recorder.end(recorder.start(call), answer)
@@ -249,7 +251,7 @@ def test_tokens_are_checked_with_the_rules_of_their_time(tmp_path: Path) -> None
     assert "Acquire" in too_many
     loads = [
         Operation(faults.RULER, sentinel.Load(key, rule), 0, 1, True)
-        for key, rule in rulebook.rules({1: {"count": 2}}).items()
+        for key, rule in sentinel_rules.rules({1: {"count": 2}}).items()
     ]
     assert judged_tokens(tmp_path / "changed", one, more, loads=loads) == []
     (twins,) = judged_tokens(tmp_path / "twins", one, (sentinel.Acquire(4, 1), (0, 7)))
@@ -260,8 +262,8 @@ def test_tokens_are_checked_with_the_rules_of_their_time(tmp_path: Path) -> None
 
 
 def test_generated_rules_are_valid_and_generated_mistakes_are_not() -> None:
-    assert all(rulebook.rules(changes) != rulebook.rules() for changes in rulebook.CHANGES)
-    for mistake in rulebook.MISTAKES:
+    assert all(sentinel_rules.rules(changes) != sentinel_rules.rules() for changes in sentinel_rules.CHANGES)
+    for mistake in sentinel_rules.MISTAKES:
         with pytest.raises(RulesError):
             parse_rules(mistake)
 
@@ -284,9 +286,9 @@ RESERVE, RESERVED = beanstalk.Reserve(b"tube-0", 0), ("RESERVED", 7, b"1 of 1")
 def judged_jobs(
     path: Path, *rows: tuple[Any, Any], left: frozenset[int] = frozenset(), is_killed: bool = False
 ) -> list[str]:
-    """What is said of a client of the beanstalk room that is told this, and goes; and of jobs that are there then.
+    """The verdict on a client of the beanstalk room that gets these answers, and leaves; and on the jobs that remain.
 
-    is_killed: the daemon, when all has been said.
+    is_killed: whether the daemon is killed after that.
     """
     with Recorder(path, B) as recorder:
         for call, answer in rows:
@@ -368,11 +370,12 @@ LOGIN_MS = 200  # that each request of the domain uses up; its burst is 0
 
 
 def judged_gates(path: Path, *moments_ms: int, after_kill_ms: int | None = None) -> list[str]:
-    """What is said of one who told of three requests, and a subscriber who was told these moments, from the first on.
+    """The verdict on a gatekeeper that reported three requests, and a subscriber that was told these moments, from the
+    first on.
 
-    after_kill_ms: the daemon is killed then, and another subscriber told this moment of one more request.
+    after_kill_ms: the daemon is killed then, and another subscriber is told this moment of one more request.
     """
-    limits = [Operation(master.RULER, master.load_of({}), 0, 0, True)]
+    limits = [Operation(smockron_daemon.RULER, smockron_daemon.load_of({}), 0, 0, True)]
     falls = []
     with Recorder(path, A) as gate, Recorder(path, B) as first, Recorder(path, B + 1) as second:
         listened(gate, first, 3, moments_ms)
@@ -386,7 +389,7 @@ def judged_gates(path: Path, *moments_ms: int, after_kill_ms: int | None = None)
 
 
 def listened(gate: Recorder, listener: Recorder, count: int, moments_ms: Iterable[int]) -> None:
-    """So many requests, and a subscriber from before them until it has heard these moments."""
+    """Records so many requests, and a subscriber that had subscribed before them and heard these moments."""
     listener.end(listener.start(smockron.Subscribe(b"login")), True)
     now_ms = time.time_ns() // smockron.NS_PER_MS
     for _ in range(count):
@@ -422,13 +425,13 @@ def test_a_killed_master_has_forgotten_all_identifiers(tmp_path: Path) -> None:
 
 
 def test_generated_limits_are_valid_and_generated_mistakes_are_not() -> None:
-    assert all(master.load_of(changes) != master.load_of({}) for changes in master.CHANGES)
-    for mistake in master.MISTAKES:
+    assert all(smockron_daemon.load_of(changes) != smockron_daemon.load_of({}) for changes in smockron_daemon.CHANGES)
+    for mistake in smockron_daemon.MISTAKES:
         with pytest.raises(DocumentError):
             parse_limits(mistake)
 
 
-@pytest.mark.parametrize("room", master.ROOMS)
+@pytest.mark.parametrize("room", smockron_daemon.ROOMS)
 def test_garbage_for_smockron_ends_the_connection(room: str) -> None:
     bench = GateBench(make_smockron_store())
     side = rooms.ROOMS[room](random.Random(1), 0, A)

@@ -11,10 +11,10 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos import master, rooms, rulebook
+from chaos import rooms, sentinel_rules, smockron_daemon
+from chaos.beanstalk_daemon import ROOM as BEANSTALK
 from chaos.counter_room import HOT
-from chaos.crew import worker_of
-from chaos.keeper import ROOM as BEANSTALK
+from chaos.processes import worker_of
 from chaos.room import JOBS
 from history import (
     Closed,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from chaos.crew import Worker
-    from chaos.keeper import Listing
+    from chaos.beanstalk_daemon import Listing
     from chaos.monitor import Sample
+    from chaos.processes import Worker
 
 MONITOR = 0  # the number of the client that runs Dump
 CONFIGURATIONS_MAX = 100_000
@@ -51,7 +51,9 @@ SWEPT_NS = 2_000_000_000  # by then a lease that is over does not count any more
 
 
 class Verdict(NamedTuple):
-    """violations: for people. names: whose histories were checked; undecided: those of them that were given up."""
+    """violations: texts. names: the number of objects whose histories were checked; undecided: those of them that were
+    too hard.
+    """
 
     operations: int
     violations: list[str]
@@ -83,21 +85,20 @@ class Ends(NamedTuple):
         return self.workers[worker_of(client)].slot.place == "far"
 
     def may_be_lost(self, client: int) -> bool:
-        """Whether it may end although neither side wants that.
-
-        For a machine in between, a process that stood still, or a daemon that was killed.
+        """Whether a connection may end although neither side wants that: by a machine in between, a stopped process, or
+        a killed daemon.
         """
         worker = self.workers[worker_of(client)]
-        kills = {BEANSTALK: self.restarts, **dict.fromkeys(master.ROOMS, self.falls)}
+        kills = {BEANSTALK: self.restarts, **dict.fromkeys(smockron_daemon.ROOMS, self.falls)}
         return bool(kills.get(worker.slot.room)) or self.may_be_slow(client)
 
     def may_be_slow(self, client: int) -> bool:
-        """Whether it may have read less than it was sent, for a while."""
+        """Whether a connection may have read less than it was sent, for a while."""
         return self.workers[worker_of(client)].was_stopped or (self.disturbed_ns is not None and self.is_far(client))
 
 
 def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: Ends) -> Verdict:
-    """Everything of a round. samples: by room."""
+    """Checks all records of a round. samples: by protocol."""
     recorded = load(paths)
     violations = [f"client {line[1]}: {line[0]}: {line[2]}" for line in complaints(ends)]
     names = undecided = 0
@@ -107,7 +108,7 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
         "counter": None,  # made of the history
         "throttr": throttr.ThrottrModel(memory="throttr" in ends.short),
         "sentinel": sentinel.SentinelModel(
-            rulebook.rules(), sweep_ns=SWEPT_NS, memory="sentinel" in ends.short, limited=ends.limited
+            sentinel_rules.rules(), sweep_ns=SWEPT_NS, memory="sentinel" in ends.short, limited=ends.limited
         ),
         BEANSTALK: beanstalk.JobModel(late_ns=SWEPT_NS, slack_ns=SLACK_NS, journal=True),
     }
@@ -157,7 +158,7 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
 def of_counters(
     history: Sequence[Operation], workers: Sequence[Operation], samples: Sequence[Sample], ends: Ends
 ) -> tuple[list[str], list[Operation]]:
-    """What is wrong with the waits of the counters' clients; and what is to be explained, with the permits of jobs."""
+    """Returns violations in the waits of counters' clients, and the operations to check, with the permits of jobs."""
     slow = {one.client for one in history if ends.may_be_slow(one.client)}
     lines = Lines(history)
     wrong = list(kept_too_long(lines, samples, ends))
@@ -171,10 +172,10 @@ def of_counters(
 
 
 def gates(recorded: Iterable[Operation], ends: Ends) -> tuple[list[str], int]:
-    """What is wrong with what gatekeepers were told; and of how many identifiers they told."""
+    """Returns violations in the control messages to gatekeepers, and the number of identifiers in them."""
     by_client: dict[int, list[Operation]] = collections.defaultdict(list)
     for operation in recorded:
-        if ends.workers[worker_of(operation.client)].slot.room in master.ROOMS:
+        if ends.workers[worker_of(operation.client)].slot.room in smockron_daemon.ROOMS:
             by_client[operation.client].append(operation)
     history = [*ends.falls, *ends.limits]
     for client, operations in by_client.items():
@@ -186,11 +187,11 @@ def gates(recorded: Iterable[Operation], ends: Ends) -> tuple[list[str], int]:
     history.sort(key=lambda operation: operation.started)
     violations = smockron.unexplained(history, wall_ns, slack_ns=SLACK_NS, deaf=deaf)
     told = {operation.call[:2] for operation in history if isinstance(operation.call, smockron.Account)}
-    return [f"{master.ROOM}: {text}" for text in violations], len(told)
+    return [f"{smockron_daemon.ROOM}: {text}" for text in violations], len(told)
 
 
 def complaints(ends: Ends) -> Iterable[list[Any]]:
-    """What the clients say that should not have been."""
+    """Yields the clients' reports of what should not have happened."""
     for worker in ends.workers.values():
         for line in worker.said:
             if line[0] == "wrong" or (line[0] in ("lost", "owed") and not ends.may_be_lost(line[1])):
@@ -198,10 +199,10 @@ def complaints(ends: Ends) -> Iterable[list[Any]]:
 
 
 def closing(client: int, operations: Sequence[Operation], samples: Sequence[Sample], ends: Ends) -> Operation:
-    """A connection's end.
+    """The end of a connection.
 
-    It may have begun when the client or whoever killed it says; where the link was disturbed, or it does not know why
-    it ended, even before; but never before what was answered last had been asked.
+    It may have begun when the client, or the process that killed it, says; where the link was disturbed, or the client
+    does not know why it ended, even before; but never before the last answered request was sent.
     """
     answered = [operation for operation in operations if operation.answer is not None]
     last_ns = max((operation.started for operation in answered), default=operations[0].started)
@@ -245,10 +246,10 @@ def parted(operation: Operation, lines: Lines, samples: Sequence[Sample], ends: 
 
 
 def kept_too_long(lines: Lines, samples: Sequence[Sample], ends: Ends) -> Iterable[str]:
-    """What killed clients of this host still held, as Dumps show that were asked for long after its grace time.
+    """Permits that killed local clients still had in Dumps that were requested long after their grace time.
 
-    Only what a Dump shows counts: a client that never took its sign of life, or gave it back, is seen by nobody. And
-    several have to show it: the first may be answered by a daemon that did not run in all that time.
+    Only a Dump counts: a client that never took its sign of life, or gave it back, is not visible. And several Dumps
+    have to show it: the first may be answered by a daemon that did not run in all that time.
     """
     for client, closed in lines.closed.items():
         worker = ends.workers[worker_of(client)]
@@ -273,7 +274,7 @@ def twins(history: Iterable[Operation]) -> Iterable[str]:
 
 
 def seen(history: Iterable[Operation], samples: Iterable[Sample]) -> Iterable[Operation]:
-    """What a Dump shows of each name is what a Get would have told at some moment of it, and 0 of a name it lacks."""
+    """A Dump of a name as the Get that may have been executed during it, with 0 for a missing name."""
     history = list(history)
     asked = (operation.call for operation in history if isinstance(operation.call, counter.Acquire | takes.Take))
     names = {name for call in asked for kind, name in takes.parts_of(call) if kind == takes.PERMITS}
@@ -287,7 +288,7 @@ def seen(history: Iterable[Operation], samples: Iterable[Sample]) -> Iterable[Op
 
 
 def left(history: Iterable[Operation], listing: Listing) -> list[Operation]:
-    """What a listing shows of each job is what a Peek would have told at some moment of it."""
+    """A listing of a job as the Peek that may have been executed during it."""
     return [
         Operation(
             MONITOR, beanstalk.Peek(job), listing.asked_ns, listing.ended_ns,
@@ -298,7 +299,9 @@ def left(history: Iterable[Operation], listing: Listing) -> list[Operation]:
 
 
 def checked(history: Iterable[Operation], model: Any) -> tuple[list[str], int, int]:
-    """Violations, how many names, and how many undecided: each by itself, so that of one too hard not all is lost."""
+    """Returns violations, and the numbers of objects and of undecided ones. Each object is checked separately, so that
+    one that is too hard does not prevent the others.
+    """
     closings = {operation.client: operation for operation in history if isinstance(operation.call, Closed)}
     by_name: dict[Any, list[Operation]] = collections.defaultdict(list)
     for operation in history:

@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaos import keeper, master, rulebook
+from chaos import beanstalk_daemon, sentinel_rules, smockron_daemon
 from chaos.room import JOBS
 from kit import daemon
 from kit.machine import LONG_S
@@ -36,7 +36,7 @@ NARROW = {"delay": "tbf rate 400kbit burst 2kb latency 400ms", "loss": "tbf rate
 
 
 class Link:
-    """Between the two hosts. means: how it is disturbed, None if it cannot be delayed."""
+    """The link between the two hosts. means: how it is disturbed, None if it cannot be delayed."""
 
     def __init__(self, net: Net) -> None:
         self.net = net
@@ -49,12 +49,12 @@ class Link:
                 break
 
     def disturb(self, kind: str) -> None:
-        """delay or loss, both ways, until it is healed."""
+        """Delays or loses packets, in both directions, until it is healed."""
         assert self.means is not None
         self._shape(self.means[kind])
 
     def cut(self, loses_power: bool) -> None:
-        """Nothing arrives any more, and nobody is told."""
+        """Drops all packets silently."""
         if loses_power:
             self.net.cut()
         else:
@@ -77,10 +77,10 @@ class Link:
 
 
 class World:
-    """What faults are done to. link, shift: None if there is none. rules: the file of the sentinel room.
+    """The daemons and the network that faults are injected into. link, shift: None if this machine cannot have them.
 
-    words: what a program begins with, by host. counterd: the daemon of the rooms that end with it. keeper,
-    master: those that are killed.
+    rules: the file of the sentinel protocol. words: the first words of a command, by host. counterd: the daemon that
+    is not killed. beanstalk, smockron: the daemons that are killed.
     """
 
     def __init__(self, directory: Path, net: Net | None, shift: Path | None) -> None:
@@ -97,35 +97,38 @@ class World:
         if shift is None:
             self.missing.append("no libfaketime")
         self.counterd: daemon.Daemon
-        self.keeper: keeper.Keeper
-        self.master: master.Master
+        self.beanstalk: beanstalk_daemon.BeanstalkDaemon
+        self.smockron: smockron_daemon.SmockronDaemon
         self._tables: set[int] = set()  # their sizes
         self.addresses: dict[tuple[str, str], str | list[str | int]] = {}
 
     @property
     def settings(self) -> dict[str, object]:
-        """For TCP short patience; over Unix sockets nobody vanishes."""
+        """Short timeouts for TCP; clients of Unix sockets cannot vanish."""
         rooms = [setting for room, protocol in ROOMS.items() for setting in self.settings_of(room, protocol).items()]
         return {
             **dict(rooms),
             "counter.buckets": SIZE, "counter.holdings": SIZE, "counter.name_memory": "64K",
             "counter.stats_interval": 10, "throttr.memory_limit": "4M", "throttr.max_queued": "64K",
             "sentinel.max_tokens": TOKENS, "sentinel.max_param_values": TOKENS, "sentinel.rules": self.rules,
-            "beanstalk.memory_limit": keeper.JOBS_MEMORY,
+            "beanstalk.memory_limit": beanstalk_daemon.JOBS_MEMORY,
         }  # fmt: skip
 
     def settings_of(self, room: str, protocol: str = "") -> dict[str, object]:
-        """Where it is served, and with what patience."""
+        """The addresses and timeouts of a protocol."""
         bind = f"{HERE} 127.0.0.1" if self.net else "127.0.0.1"
         place = {"enable": "true", "port": 0, "bind": bind, "insecure": "true", "socket": self.directory / room}
         patience = {key.split(".")[1]: value for key, value in PATIENCE.items()}
         return {f"{protocol or room}.{key}": value for key, value in (place | patience).items()}
 
     def look_around(self) -> None:
-        """addresses: by room, and by how a client connects: unix, loopback, and far from the other host."""
+        """Sets addresses: by protocol, and by the client's place: unix, loopback, or far, on the other host."""
         self._tables = {int(re.findall(r"\bregion=(\d+)", line)[0]) for line in self.logged_stats().values()}
         served = {room: (self.counterd, protocol) for room, protocol in ROOMS.items()}
-        others = {keeper.ROOM: self.keeper.counterd, **dict.fromkeys(master.ROOMS, self.master.counterd)}
+        others = {
+            beanstalk_daemon.ROOM: self.beanstalk.counterd,
+            **dict.fromkeys(smockron_daemon.ROOMS, self.smockron.counterd),
+        }
         served |= {room: (counterd, room) for room, counterd in others.items()}
         for room, (counterd, protocol) in served.items():
             ports = {place.host: place.port for place in counterd.served(f"{protocol} listens on")}
@@ -135,25 +138,25 @@ class World:
                 self.addresses[room, "far"] = [HERE, ports[HERE]]
 
     def logged_stats(self) -> dict[str, str]:
-        """By protocol, the line with what only it knows of itself."""
+        """For each protocol, the line of statistics."""
         return self.counterd.logged_stats(list(ROOMS.values()), LONG_S)
 
     def figure(self, protocol: str, name: str) -> int:
-        """One figure of those."""
+        """One figure of these lines."""
         (value,) = re.findall(rf" {name}=(\d+)", self.logged_stats()[protocol])
         return int(value)
 
     def path_of(self, room: str) -> str:
-        """Of its Unix socket."""
+        """The path of its Unix socket."""
         return str(self.directory / room)
 
     def clear(self) -> None:
-        """Deletes the jobs of who took all memory."""
-        for room in (keeper.ROOM, JOBS):
-            keeper.clear(self.path_of(room))
+        """Deletes the jobs of the client that used all memory."""
+        for room in (beanstalk_daemon.ROOM, JOBS):
+            beanstalk_daemon.clear(self.path_of(room))
 
     def memory(self) -> int:
-        """Bytes that the daemon has beside its rooms' tables, whose mappings become memory as they are used."""
+        """The bytes that the daemon uses beside its protocols' tables, whose mappings become memory when used."""
         size = total = 0
         for line in Path(f"/proc/{self.counterd.pid}/smaps").read_text().splitlines():
             if mapping := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -163,20 +166,20 @@ class World:
         return total
 
     def words(self, place: str) -> tuple[str, ...]:
-        """What a program begins with that runs there."""
+        """The first words of a command that runs there."""
         if self.net is None:
             return ()
         return self.net.there if place == "far" else self.net.here
 
     def step_clock(self, seconds: int) -> None:
-        """For the daemon alone; the time that it lives by, the monotonic one, goes on."""
+        """Steps the wall clock of the daemon; the monotonic clock, which decides all timeouts, goes on."""
         assert self.shift is not None
         new = self.shift.with_suffix(".new")
         new.write_text(f"{seconds:+d}")
         new.replace(self.shift)
 
     def starve(self, descriptors: int) -> tuple[int, int]:
-        """Leaves it so many descriptors beside those in use; returns the limits there were."""
+        """Leaves the daemon so many descriptors beside those in use. Returns the previous limits."""
         limits = resource.prlimit(self.counterd.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(
             self.counterd.pid, resource.RLIMIT_NOFILE, (self.counterd.descriptors() + descriptors, limits[1])
@@ -187,7 +190,7 @@ class World:
         resource.prlimit(self.counterd.pid, resource.RLIMIT_NOFILE, limits)
 
     def intrude(self, count: int) -> list[socket.socket]:
-        """Connections that nobody uses. Those for whom there is no room in the queue are left out."""
+        """Opens unused connections. Those for which the queue has no room are left out."""
         found = []
         for _ in range(count):
             intruder = socket.socket(socket.AF_UNIX)
@@ -200,7 +203,7 @@ class World:
 
 @contextlib.contextmanager
 def made(directory: Path) -> Iterator[World]:
-    """Everything, with the daemon at work."""
+    """Starts the daemons and everything around them."""
     with contextlib.ExitStack() as stack:
         net = None
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -209,7 +212,7 @@ def made(directory: Path) -> Iterator[World]:
         library = next(Path("/usr/lib").glob(FAKETIME), None)
         shift = None if library is None else directory / "shift"
         world = World(directory, net, shift)
-        world.rules.write_text(rulebook.text())
+        world.rules.write_text(sentinel_rules.text())
         environment = {}
         if shift is not None:
             shift.write_text("+0")
@@ -219,8 +222,12 @@ def made(directory: Path) -> Iterator[World]:
             }  # fmt: skip
         program = (*world.words("unix"), *daemon.MODULE)
         # Its clock goes on: when delays and times to run end after a restart is a matter of the wall clock.
-        world.keeper = stack.enter_context(keeper.Keeper(directory, world.settings_of(keeper.ROOM), program))
-        world.master = stack.enter_context(master.Master(directory, world.settings_of(master.ROOM), program))
+        world.beanstalk = stack.enter_context(
+            beanstalk_daemon.BeanstalkDaemon(directory, world.settings_of(beanstalk_daemon.ROOM), program)
+        )
+        world.smockron = stack.enter_context(
+            smockron_daemon.SmockronDaemon(directory, world.settings_of(smockron_daemon.ROOM), program)
+        )
         world.counterd = stack.enter_context(
             daemon.running(directory / "daemon", world.settings, program=program, env=environment)
         )

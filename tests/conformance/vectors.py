@@ -64,30 +64,30 @@ STEP_KEYS = {"on", "note", "close", "half_close", "send", "expect", "reference",
 
 @dataclass
 class Run:
-    """A case that is being played. driven: no time goes by unless the case says so."""
+    """A run of a case. driven: time passes only when the case says so."""
 
     driven: bool
     captured: dict[str, bytes] = field(default_factory=dict)
 
 
 class Hole(Protocol):
-    """A part of BYTES that is not the same each time."""
+    """A part of BYTES that differs from run to run."""
 
     size: int
 
     def usual(self) -> bytes | None:
-        """What it is where no time goes by; None if that is not known beforehand."""
+        """The bytes in a run where no time passes; None if they are not known beforehand."""
 
     def fill(self, run: Run) -> bytes:
-        """What is sent."""
+        """The bytes to send."""
 
     def accepts(self, run: Run, data: bytes) -> bool:
-        """Whether this, of the right size, is as expected."""
+        """Whether these bytes, of the right size, are as expected."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """BYTES that are not all known beforehand."""
+    """BYTES with holes."""
 
     parts: tuple[bytes | Hole, ...]
 
@@ -100,7 +100,7 @@ class Pattern:
         return b"".join(part if isinstance(part, bytes) else part.fill(run) for part in self.parts)
 
     def check(self, run: Run, peer: Peer) -> None:
-        """Receives as many bytes, and compares."""
+        """Receives as many bytes, and compares them."""
         sizes = [len(part) if isinstance(part, bytes) else part.size for part in self.parts]
         received = peer.recv_exactly(sum(sizes))
         start = 0
@@ -116,29 +116,29 @@ Bytes = bytes | Pattern
 
 
 class Dialect(Protocol):
-    """What a protocol adds to vectors. Its module has `dialect(**settings)`, which makes it."""
+    """The vocabulary that a protocol adds to vectors. Its module has `dialect(**settings)`, which makes it."""
 
     case_keys: set[str]
 
     def takes(self, case: dict[str, Any]) -> bool:
-        """Whether the case is for these settings."""
+        """Whether the case applies to these settings."""
 
     def part(self, raw: dict[str, Any], content: Callable[[Any], Bytes]) -> bytes | Hole:
-        """A part of BYTES. content reads the BYTES in it."""
+        """Reads a part of BYTES. content reads the BYTES in it."""
 
     def number(self, raw: Any) -> int:
-        """How many times something is repeated."""
+        """Reads how many times something is repeated."""
 
     def check(self, raw: dict[str, Any], content: Callable[[Any], Bytes]) -> Callable[[Run, Peer, bytes], None]:
-        """An expectation."""
+        """Reads an expectation."""
 
     def recv_reply(self, peer: Peer, expected: bytes) -> bytes:
-        """One reply, when there is reason to hope for that one."""
+        """Receives one reply, which is expected to be this one."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One line of a case. An expectation is None, bytes, a Pattern, "closed", "open" or a check."""
+    """A line of a case. An expectation is None, bytes, a Pattern, "closed", "open" or a check."""
 
     on: str
     note: str
@@ -154,10 +154,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Case:
-    """One named case.
+    """A named case.
 
-    differs: the reference does something else here. skip: it cannot be played to the reference. driven: nor where time
-    goes by itself.
+    differs: the reference server behaves differently. skip: the case cannot be run against the reference. driven: it
+    cannot be run where time passes by itself.
     """
 
     name: str
@@ -175,12 +175,14 @@ class Case:
 
     @property
     def happenings(self) -> set[str]:
-        """What has to happen to the server meanwhile."""
+        """The events that are to be applied to the server during the case."""
         return {step.happens for step in self.steps if step.happens}
 
 
 class Stream(NamedTuple):
-    """A case of one connection as a whole: these bytes in, however cut, give those out; closes: and then the end."""
+    """A case of one connection as a whole: these bytes, however they are split, give those answers; closes: and then
+    the end.
+    """
 
     sent: bytes
     expected: bytes
@@ -188,17 +190,17 @@ class Stream(NamedTuple):
 
 
 class Peer(Protocol):
-    """A connection as the client sees it. All of it raises AssertionError when the server does not do as expected."""
+    """A connection as the client sees it. Methods raise AssertionError if the server does not behave as expected."""
 
     def send(self, data: bytes) -> None: ...
 
     def recv_exactly(self, size: int) -> bytes: ...
 
     def expect_nothing_more(self) -> None:
-        """Nothing is there to be received; the connection is still open."""
+        """Checks that nothing arrives, and that the connection is still open."""
 
     def expect_eof(self) -> None:
-        """The server closed the connection, and sent nothing more before."""
+        """Checks that the server closed the connection, and sent nothing more before."""
 
     def half_close(self) -> None:
         """Ends the sending direction."""
@@ -212,14 +214,16 @@ class Peer(Protocol):
 
 @functools.cache
 def load(protocol: str, **settings: Any) -> tuple[Case, ...]:
-    """All cases of a protocol, read in its dialect with these settings. ValueError if the file is not as above."""
+    """Loads all cases of a protocol, in its dialect with these settings. Raises ValueError if the file breaks the rules
+    above.
+    """
     dialect = importlib.import_module(f"conformance.{protocol}.dialect").dialect(**settings)
     document = json.loads((Path(__file__).parent / protocol / "vectors.json").read_text("ascii"))
     return tuple(Loader(dialect).cases(document))
 
 
 def stream(case: Case) -> Stream | None:
-    """The case as one stream, or None if it is more than that: several connections, checks, closing by the client."""
+    """The case as a stream; None if it has several connections or checks, or the client closes."""
     sent, expected = bytearray(), bytearray()
     closes = False
     for step in case.steps:
@@ -326,7 +330,7 @@ class Loader:
 
 
 def expanded(raw: Any) -> Any:
-    """With each {"each": [from, to], "of": [...]} in a list replaced by what it stands for."""
+    """Replaces each {"each": [from, to], "of": [...]} in a list with what it stands for."""
     if isinstance(raw, dict):
         return {name: expanded(value) for name, value in raw.items()}
     if not isinstance(raw, list):
@@ -352,7 +356,7 @@ def _numbered(raw: Any, number: int) -> Any:
 
 @dataclass(frozen=True)
 class Variable:
-    """{"var": name} and {"hex": name}. Of 16 bytes, as only ids are captured so far."""
+    """{"var": name} and {"hex": name}: captured bytes. They are 16, as only ids are captured so far."""
 
     name: str
     as_hex: bool
@@ -374,7 +378,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Capture:
-    """{"capture": name, "bytes": n} and {"any": n}."""
+    """{"capture": name, "bytes": n} and {"any": n}: any bytes, which may be captured."""
 
     size: int
     name: str = ""
@@ -442,7 +446,7 @@ def run_case(
 
 
 def run_cases(cases: Iterable[Case], play: Callable[[Case], None]) -> None:
-    """Plays them all; AssertionError with what is wrong with each."""
+    """Runs all cases; raises an AssertionError with every failure."""
     wrong = []
     for case in cases:
         try:
@@ -492,12 +496,14 @@ def _check(run: Run, peer: Peer, sent: bytes, expectation: Any) -> None:
 
 
 def shown(data: bytes) -> str:
-    """For people."""
+    """Bytes as the messages show them."""
     return data.hex(" ") if len(data) <= 256 else f"{data[:256].hex(' ')} ... ({len(data)} bytes)"
 
 
 class SocketPeer:
-    """A Peer over a real socket, which it takes over. quiet: how many seconds without a byte count as nothing."""
+    """A Peer over a real socket, which it takes over. quiet: after how many seconds without a byte nothing more is
+    expected.
+    """
 
     def __init__(self, connected: socket.socket, *, timeout: float = PATIENCE, quiet: float = 0.05) -> None:
         self._socket = connected

@@ -102,10 +102,10 @@ def drain(stage: Stage) -> None:
         begun = time.monotonic()
         status = daemon.process.wait(PATIENCE)
         report.figure("SIGTERM to the end of the process, ms", 1e3 * (time.monotonic() - begun))
-        books = daemon.crowd.call("pause")
+        held = daemon.crowd.call("pause")
         cut = daemon.crowd.call("mark")
         report.figure("permits held then, which their holders were told are lost", cut.lost)
-        report.promise("clients that were told", cut.cut, books.clients == 0)
+        report.promise("clients that were told", cut.cut, held.clients == 0)
         report.none("clients that heard anything else, or nothing", len(cut.failed) - cut.cut)
         report.promise("exit status", status, status == 0)
 
@@ -164,7 +164,7 @@ def reload(stage: Stage) -> None:
 
 
 def serial_of(stage: Stage, daemon: Daemon) -> str:
-    """Of the certificate that a new connection sees."""
+    """The serial number of the certificate that a new connection gets."""
     with (
         socket.create_connection(("127.0.0.1", daemon.ports["counter"]), PATIENCE) as sock,
         stage.context.wrap_socket(sock, server_hostname="127.0.0.1") as secured,
@@ -235,7 +235,7 @@ def descriptors(stage: Stage) -> None:
 
 
 def intrude(daemon: Daemon, cause: str, what: str) -> None:
-    """Connects more often than there is room for; who is not let in is closed at once, and counted."""
+    """Opens more connections than are allowed; the surplus must be closed at once, and counted."""
     report = daemon.stage.report
     before = daemon.figures()[f"rejected:{cause}"]
     with contextlib.ExitStack() as stack:
@@ -286,7 +286,7 @@ def output(stage: Stage) -> None:
 
 
 def lose_lines(daemon: Daemon) -> int:
-    """Has it log more than fits anywhere, and returns how many lines were lost."""
+    """Makes the daemon log more than fits anywhere, and returns the number of lost lines."""
     report = daemon.stage.report
     before = daemon.crowd.measure(daemon.stage.seconds)
     end = time.monotonic() + daemon.stage.seconds
@@ -305,7 +305,7 @@ def lose_lines(daemon: Daemon) -> int:
 
 
 def told_lost(tap: io.FileIO, daemon: Daemon) -> tuple[int, int]:
-    """How many lines were lost by what it says, and by what it counts, once the two do not differ, or after a while."""
+    """The numbers of lost lines in the log and in the metrics, once they are equal, or after a while."""
     os.set_blocking(tap.fileno(), False)
     said = b""
     end = time.monotonic() + PATIENCE
@@ -359,7 +359,9 @@ def clock(stage: Stage) -> None:
 
 
 def lifetimes(keys: throttr.Client, stage: Stage, step: Callable[[], object]) -> float:
-    """Makes keys before and after a step of the clock; how much later than due the last of them goes, ms."""
+    """Inserts keys before and after a step of the clock. Returns how much later than due the last of them expires, in
+    ms.
+    """
     ttl_ms = int(1e3 * stage.seconds)
     due = {}
     for number in range(10):
@@ -383,7 +385,7 @@ def lifetimes(keys: throttr.Client, stage: Stage, step: Callable[[], object]) ->
 
 
 def logged_offset(daemon: Daemon) -> float:
-    """Seconds between the time that the daemon logs and the real one."""
+    """Seconds between the daemon's logged time and the real one."""
     before = len(daemon.lines("stats of counter"))
     daemon.signal(signal.SIGUSR1)
     lines = wait_until(lambda: daemon.lines("stats of counter")[before:], "a line")
@@ -420,7 +422,7 @@ def admin(stage: Stage) -> None:
 
 
 def nobody(daemon: Daemon, stack: contextlib.ExitStack, end: float) -> int:
-    """What it costs the clients that an attacker shares their core, whomever it attacks."""
+    """Attacks nothing: shows what it costs the clients that an attacker shares their core."""
     turns = 0
     while time.monotonic() < end:
         turns += 1
@@ -428,7 +430,7 @@ def nobody(daemon: Daemon, stack: contextlib.ExitStack, end: float) -> int:
 
 
 def slow(daemon: Daemon, stack: contextlib.ExitStack, end: float) -> int:
-    """Requests that come byte by byte and never end; whoever is cut off begins again."""
+    """Requests that come byte by byte and never end; a connection that is cut off is opened again."""
     head = b"GET /metrics HTTP/1.1\r\nA: "
     sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(100)]
     sent = turn = 0
@@ -458,7 +460,7 @@ def oversized(daemon: Daemon, stack: contextlib.ExitStack, end: float) -> int:
 
 
 def flood(daemon: Daemon, stack: contextlib.ExitStack, end: float) -> int:
-    """Connections that ask for the largest table, and go without the answer."""
+    """Connections that request the largest table, and close before the answer."""
     tried = 0
     while time.monotonic() < end:
         with contextlib.suppress(OSError), daemon.connect_admin() as sock:
@@ -468,7 +470,7 @@ def flood(daemon: Daemon, stack: contextlib.ExitStack, end: float) -> int:
 
 
 def unread(daemon: Daemon, stack: contextlib.ExitStack, end: float) -> int:
-    """Streams of events that nobody reads."""
+    """Streams of events that are not read."""
     for number in range(32):
         with contextlib.suppress(OSError):
             sock = stack.enter_context(daemon.connect_admin())
@@ -487,7 +489,7 @@ ATTACKS = {
 
 
 def replace(daemon: Daemon, before: Figures) -> None:
-    """SIGKILL to its process."""
+    """Sends SIGKILL to the admin process."""
     report = daemon.stage.report
     restarts = daemon.stats()["admin"]["restarts"]
     daemon.crowd.call("mark")
@@ -500,7 +502,7 @@ def replace(daemon: Daemon, before: Figures) -> None:
 
 
 def hang(daemon: Daemon, before: Figures) -> None:
-    """SIGSTOP to its process. Its replacement takes a while, which a short run does not wait for."""
+    """Sends SIGSTOP to the admin process. Its replacement takes a while, for which a short run does not wait."""
     report = daemon.stage.report
     restarts = daemon.stats()["admin"]["restarts"]
     stopped = daemon.admin_pid() or 0

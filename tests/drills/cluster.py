@@ -44,8 +44,10 @@ NODE_TIMEOUT_MS = 2000  # after so long without an answer a master is replaced
 LETTERS = "ABC"
 
 
-class Books:
-    """What all clients hold, by pool. grants: by daemon and pool. most: of one pool at once."""
+class Load:
+    """The clients of all daemons, and what they hold of each pool. grants: by daemon and pool. most: the largest
+    number held of one pool at once.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -95,7 +97,7 @@ def say(text: str) -> None:
 
 
 def told(daemons: dict[str, Daemon], since: dict[str, int]) -> None:
-    """Prints what the daemons have logged."""
+    """Prints the new lines in the logs of the daemons."""
     for letter, daemon in daemons.items():
         for line in daemon.log[since.get(letter, 0) :]:
             if "cluster" in line:
@@ -104,7 +106,7 @@ def told(daemons: dict[str, Daemon], since: dict[str, int]) -> None:
 
 
 def play(directory: Path, seconds: int) -> bool:
-    """Plays everything. Returns whether all promises were kept."""
+    """Runs the demonstration. Returns whether all promises were kept."""
     say("Starting a Redis Cluster on this machine: three masters, each with a replica.")
     with contextlib.ExitStack() as stack:
         servers = stack.enter_context(cluster.cluster(directory, NODE_TIMEOUT_MS))
@@ -118,15 +120,15 @@ def play(directory: Path, seconds: int) -> bool:
         told(daemons, since)
         say(f"{CLIENTS} clients of each daemon use {len(NAMES)} pools. All together may use {MAXIMUM} permits of each.")
         print(f"  The servers are new: for one lease, {LEASE_S} s, they lend nothing: somebody may have permits.")
-        books = Books()
+        load = Load()
         threads = [
-            threading.Thread(target=books.work, args=(letter, daemon, NAMES[number % len(NAMES)]), daemon=True)
+            threading.Thread(target=load.work, args=(letter, daemon, NAMES[number % len(NAMES)]), daemon=True)
             for letter, daemon in daemons.items()
             for number in range(CLIENTS)
         ]
         for thread in threads:
             thread.start()
-        books.watch(seconds + LEASE_S)
+        load.watch(seconds + LEASE_S)
         show(directory)
 
         index = servers.index_of(NAMES[0].encode())
@@ -137,22 +139,22 @@ def play(directory: Path, seconds: int) -> bool:
         wait_until(lambda: servers.replicas[index].role() == "master", "the replica is the master")
         print(f"  After {time.monotonic() - killed:.1f} s the replica is the master.")
         print(f"  For one lease, {LEASE_S} s, it lends nothing more: who waits for its pools has to wait for so long.")
-        books.watch(LEASE_S + seconds, pools)
+        load.watch(LEASE_S + seconds, pools)
         told(daemons, since)
 
         say("Killing daemon C, with SIGKILL. Its permits come back when its lease is over.")
         daemons["C"].kill()
-        books.watch(LEASE_S + 1)
-        last = books.watch(seconds)
+        load.watch(LEASE_S + 1)
+        last = load.watch(seconds)
         show(directory)
 
         say("Stopping the clients and the daemons.")
-        books.is_over.set()
+        load.is_over.set()
         for thread in threads:
             thread.join()
-    held = books.most <= MAXIMUM
+    held = load.most <= MAXIMUM
     useful = all(last[letter] > 0 for letter in "AB")
-    say(f"{sum(books.grants.values()):,} permits were granted. At most {books.most} of one pool were in use at once.")
+    say(f"{sum(load.grants.values()):,} permits were granted. At most {load.most} of one pool were in use at once.")
     print("  No limit was exceeded." if held else "  A LIMIT WAS EXCEEDED.")
     print("  The daemons A and B served clients to the end." if useful else "  A DAEMON SERVED NOBODY AT THE END.")
     return held and useful

@@ -41,10 +41,11 @@ DRAINING = "Draining"
 
 @dataclass
 class Figures:
-    """Of a while: seconds; requests answered, and how; p50_ms to longest_ms of these; those that came and went.
+    """Figures of a period: seconds; requests answered, and how; p50_ms to longest_ms of these; clients that came and
+    went.
 
-    granted, released, refused, draining: how they were answered. failed: what was not answered as it ought to be.
-    cut: clients whose connection was lost, lost: permits that they held then. last_release: when, monotonic.
+    granted, released, refused, draining: numbers of such answers. failed: requests with a wrong answer, or none. cut:
+    clients whose connection was lost, lost: permits that they held then. last_release: when, monotonic.
     """
 
     seconds: float = 0.0
@@ -68,8 +69,8 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Books:
-    """permits: by name, all clients'. holdings: pairs of a client and a name. clients: that are connected."""
+class Held:
+    """permits: by name, of all clients. holdings: pairs of a client and a name. clients: those that are connected."""
 
     permits: dict[bytes, int]
     holdings: int
@@ -77,17 +78,17 @@ class Books:
 
 
 class Member:
-    """One client, and its book."""
+    """One client, and its record of what it holds."""
 
     def __init__(self, client: aio.Client) -> None:
         self.client = client
-        self.book: collections.Counter[bytes] = collections.Counter()
+        self.held: collections.Counter[bytes] = collections.Counter()
         self.letting_go = False
         self.has_ended = False
 
 
 class Crowd:
-    """The process's side: everything happens in its one loop."""
+    """The side of the process, in which everything runs in one event loop."""
 
     def __init__(self, open_client: Callable[[int], aio.Client]) -> None:
         self._open_client = open_client
@@ -103,7 +104,7 @@ class Crowd:
         self._since = time.monotonic()
 
     async def start(self) -> None:
-        """All have connected, and have what they keep."""
+        """Connects all clients, and lets each acquire the permits that it keeps."""
         self._members += [Member(self._open_client(number)) for number in range(WORKERS)]
         await asyncio.gather(*map(self._keep, self._members))
         self._tasks += [asyncio.create_task(self._work(member)) for member in self._members]
@@ -111,7 +112,7 @@ class Crowd:
         self._going.set()
 
     def mark(self) -> Figures:
-        """Of the time since this was last asked."""
+        """Returns the figures since the last call."""
         now, taken = time.monotonic(), self._latencies
         figures = Figures(
             seconds=now - self._since,
@@ -128,31 +129,31 @@ class Crowd:
         self._counts.clear()
         return figures
 
-    async def pause(self) -> Books:
-        """Nothing is under way any more; what all hold."""
+    async def pause(self) -> Held:
+        """Waits until no request is pending, and returns what all clients hold."""
         self._going.clear()
         while self._under_way:  # noqa: ASYNC110 - for a moment, and not often
             await asyncio.sleep(0.001)
         permits: collections.Counter[bytes] = collections.Counter()
         for member in self._members:
-            permits.update(member.book)
-        holdings = sum(amount > 0 for member in self._members for amount in member.book.values())
-        return Books(dict(+permits), holdings, sum(not member.has_ended for member in self._members))
+            permits.update(member.held)
+        holdings = sum(amount > 0 for member in self._members for amount in member.held.values())
+        return Held(dict(+permits), holdings, sum(not member.has_ended for member in self._members))
 
     def resume(self) -> None:
         self._going.set()
 
     def come(self, are_coming: bool) -> None:
-        """Whether some come and go."""
+        """Starts or stops the clients that come and go."""
         self._are_coming = are_coming
 
     def let_go(self) -> None:
-        """From now on everything is released."""
+        """Makes all clients release everything from now on."""
         for member in self._members:
             member.letting_go = True
 
     async def hang_up(self) -> None:
-        """All go, with what they hold."""
+        """Ends all clients, with their holdings."""
         await self.pause()
         for task in self._tasks:
             task.cancel()
@@ -182,7 +183,7 @@ class Crowd:
             await asyncio.sleep(THINK_S)
 
     async def _ask(self, member: Member) -> None:
-        held = +member.book
+        held = +member.held
         churned = [name for name in held if member.letting_go or name in NAMES]
         begun = time.perf_counter()
         try:
@@ -197,19 +198,19 @@ class Crowd:
             self._counts["cut"] += 1
             self._counts["lost"] += held.total()
             self._failed.append(str(error))
-            member.book.clear()
+            member.held.clear()
             return
         except CounterdError as error:
             self._failed.append(f"{type(error).__name__}: {error}")
         self._latencies.append(time.perf_counter() - begun)
 
     async def _acquire(self, member: Member, name: bytes, maximum: int) -> None:
-        member.book[name] += await member.client.acquire(name, 1, maximum=maximum)
+        member.held[name] += await member.client.acquire(name, 1, maximum=maximum)
         self._counts["granted"] += 1
 
     async def _release(self, member: Member, name: bytes) -> None:
         await member.client.release(name, 1)
-        member.book[name] -= 1
+        member.held[name] -= 1
         self._counts["released"] += 1
         self._last_release = time.monotonic()
 
@@ -240,7 +241,7 @@ class Handle:
     """The drill's side. Each method of Crowd is a call here, and takes as long."""
 
     def __init__(self, path: str, port: int, context: ssl.SSLContext) -> None:
-        """Starts it; over TLS with that context. A fork: the caller has no threads."""
+        """Starts the process; over TLS with that context. It is a fork: the caller has no threads."""
         forking = multiprocessing.get_context("fork")
         self._pipe, theirs = forking.Pipe()
         self._process = forking.Process(target=_run, args=(theirs, path, port, context), daemon=True)
@@ -255,7 +256,7 @@ class Handle:
         return self._pipe.recv()
 
     def measure(self, seconds: float) -> Figures:
-        """Figures of so many seconds from now."""
+        """Returns the figures of so many seconds from now."""
         self.call("mark")
         time.sleep(seconds)
         return self.call("mark")

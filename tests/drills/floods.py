@@ -86,7 +86,7 @@ def burst(flood: str, number: int) -> bytes:
 def play(
     bursts: list[bytes], connect: Callable[[], socket.socket], connections: int, nice: int, seconds: float
 ) -> None:
-    """The flood, in a process of its own."""
+    """Runs the flood in a process of its own."""
     os.nice(nice)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -119,7 +119,7 @@ def reset(sock: socket.socket) -> None:
 
 
 def probe(path: str, stop: Event, told: Connection) -> None:
-    """Sends what each NOOP took, in ms, when it is told to stop."""
+    """Sends NOOPs until it is told to stop; then it sends how long each took, in ms."""
     took: list[float] = []
     with connect_plain(path) as sock:
         while not stop.is_set() or not took:
@@ -138,7 +138,7 @@ def probe(path: str, stop: Event, told: Connection) -> None:
 
 @contextlib.contextmanager
 def probed(daemon: Daemon) -> Iterator[list[float]]:
-    """Puts what the NOOPs took during the block into the list."""
+    """Adds the durations of the NOOPs during the block to the list, in ms."""
     took: list[float] = []
     stop = FORKING.Event()
     hears, tells = FORKING.Pipe(duplex=False)

@@ -4,7 +4,7 @@
     python tests/drills/soak.py [--seconds 3600] [--period 5] [--smoke]
 
 Both protocols and the admin endpoint, at a part of what they can do: the clients of crowd.py, over TLS and over a Unix
-socket, which acquire, hold, release, come and go, and keep books; connections that are idle, a few of them replaced in
+socket, which acquire, hold, release, come and go, and record their grants; idle connections, a few of them replaced
 each second; keys of the throttr room that expire, subscribers that leave; once a second a Dump, a LIST and a scrape.
 
 A line for each period; after the first fifth, which is to warm up, the medians of the first and the last tenth of what
@@ -56,7 +56,7 @@ P99_MAX, P99_SLACK_MS = 10.0, 200.0  # others use this machine too, and may stop
 
 @dataclass(frozen=True)
 class Sample:
-    """Of one period, and at its end."""
+    """Figures of one period, and at its end."""
 
     requests: float  # a second
     p50_ms: float
@@ -74,7 +74,7 @@ UNITS = ("/s", "ms", "ms", "ms", "MB", "MB", "", "", "", "")
 
 
 class Chores:
-    """What goes on besides the crowd, in a thread of its own. failed: what was not answered as it ought to be."""
+    """The load besides the crowd, in a thread of its own. failed: requests with a wrong answer, or none."""
 
     def __init__(self, daemon: Daemon, idle: int) -> None:
         self.failed: list[str] = []
@@ -110,7 +110,7 @@ class Chores:
             self.failed.append(f"{type(error).__name__}: {error}")
 
     def _churn(self, client: throttr.Client) -> None:
-        """Keys that are left to expire; and somebody who subscribes, hears something, and goes."""
+        """Inserts keys that expire; and subscribes, gets an event, and disconnects."""
         for _ in range(KEYS):
             self._serial += 1
             name, ttl = b"key %d" % self._serial, TTLS_MS[self._serial % 2]
@@ -153,7 +153,9 @@ def sampled(daemon: Daemon, period: float, failed: list[str]) -> Sample:
 
 
 def grown(samples: list[Sample]) -> list[tuple[str, float, float, bool]]:
-    """What may not grow: the medians of the first and the last tenth, and whether it did."""
+    """Compares figures that may not grow: the medians of the first and the last tenth. Returns these, and whether they
+    grew.
+    """
     count = max(1, len(samples) // TENTH)
 
     def ends(figure: str) -> tuple[float, float]:

@@ -33,7 +33,7 @@ POLL_S = 0.005
 
 
 class Report:
-    """What is printed, and whether all promises were kept."""
+    """Prints the report, and keeps whether all promises were kept."""
 
     def __init__(self) -> None:
         self.kept = True
@@ -49,7 +49,7 @@ class Report:
         print(f"  {what:64}{value!s:>14}  {'kept' if kept else 'NOT KEPT'}", flush=True)
 
     def load(self, what: str, during: Figures, before: Figures | None = None) -> None:
-        """Requests, and what became of them. before: what these are compared with, if they are."""
+        """Prints figures of requests. before: figures to compare them with, if any."""
         self.figure(f"{what}: requests a second", f"{during.rate:,.0f}")
         self.figure(f"{what}: p99, ms", during.p99_ms)
         if before is not None and before.requests:
@@ -85,7 +85,7 @@ class Stage:
         self._authority.configure_trust(self.context)
 
     def issue(self) -> None:
-        """Puts a new certificate in the place of the old one, at once."""
+        """Replaces the certificate by a new one, atomically."""
         new = self.cert.with_suffix(".new")
         self._authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(new))
         new.replace(self.cert)
@@ -95,7 +95,7 @@ class Stage:
         self, settings: Mapping[str, str] | None = None, *, environment: Mapping[str, str] | None = None,
         descriptors: int = 0, stderr: int | None = None,
     ) -> Iterator[Daemon]:  # fmt: skip
-        """One that runs, with clients at work. descriptors: the limit, if any. stderr: in place of a file."""
+        """Starts a daemon with clients that work. descriptors: the limit, if any. stderr: in place of a file."""
         self._daemons += 1
         directory = self.directory / str(self._daemons)
         directory.mkdir()
@@ -114,7 +114,9 @@ class Stage:
 
 
 class Daemon:
-    """One with clients. running: it. crowd: its clients. control: a client of the drill's own, which holds nothing."""
+    """A daemon with clients. running: the daemon. crowd: its clients. control: a client of the drill, which holds
+    nothing.
+    """
 
     running: Running
     crowd: Handle
@@ -147,7 +149,7 @@ class Daemon:
         self.control = stack.enter_context(Client(path=self.path))
 
     def write(self, **changes: str) -> None:
-        """Its configuration file. In a keyword, `__` stands for the dot of a key."""
+        """Writes its configuration file. In a keyword, `__` stands for the dot of a key."""
         changed = {key.replace("__", "."): value for key, value in changes.items()}
         self.running.config.write_text(config_text({**self.settings, **changed}))
 
@@ -155,7 +157,7 @@ class Daemon:
         self.running.send_signal(number)
 
     def reload(self, word: str) -> None:
-        """Has it read its file again, and waits for a line with that word."""
+        """Makes it read its file again, and waits for a line with that word."""
         before = self.lines(word)
         self.signal(signal.SIGHUP)
         wait_until(lambda: len(self.lines(word)) > len(before), f"a line with {word!r}")
@@ -166,7 +168,7 @@ class Daemon:
     # ---- what it says ----
 
     def ask(self, path: str) -> tuple[int, bytes]:
-        """Status and body of the admin endpoint's answer. Raises OSError."""
+        """Returns status and body of the admin endpoint's answer. Raises OSError."""
         connection = http.client.HTTPConnection("localhost")
         with self.connect_admin() as connection.sock:
             connection.request("GET", path)
@@ -183,7 +185,7 @@ class Daemon:
         return json.loads(self.ask("/stats")[1])
 
     def figures(self) -> dict[str, int]:
-        """Those of the counter room, over its own protocol: that works whatever the admin endpoint does."""
+        """The counter protocol's figures, read with that protocol, which works whatever the admin endpoint does."""
         return {name: int(value) for name, value in self.control.stats().items() if value.isdecimal()}
 
     def status(self, path: str) -> int:
@@ -203,22 +205,22 @@ class Daemon:
     # ---- promises of all drills ----
 
     def agrees(self, when: str) -> None:
-        """What the server says is held is what the clients' books say; they stand still meanwhile."""
-        books = self.crowd.call("pause")
+        """Checks that the server's holdings are those that the clients have recorded. The clients pause meanwhile."""
+        held = self.crowd.call("pause")
 
         def equal() -> bool:
             seen = {entry.name: entry.consumption for entry in self.control.dump() if entry.consumption}
             figures = self.figures()
-            return (seen, figures["holdings"], figures["holdings_leaving"]) == (books.permits, books.holdings, 0)
+            return (seen, figures["holdings"], figures["holdings_leaving"]) == (held.permits, held.holdings, 0)
 
-        permits = sum(books.permits.values())
-        self.stage.report.promise(f"{when}: held as in the clients' books, permits", permits, holds(equal))
+        permits = sum(held.permits.values())
+        self.stage.report.promise(f"{when}: held as in the clients' records, permits", permits, holds(equal))
         most = max(entry.peak for entry in self.control.dump() if entry.name in NAMES)
         self.stage.report.promise(f"{when}: most of a counter at once, of {MAXIMUM}", most, most <= MAXIMUM)
         self.crowd.call("resume")
 
     def is_left_empty(self) -> None:
-        """After all clients have gone with what they held, nothing is."""
+        """Ends all clients with their holdings, and checks that nothing is held afterwards."""
         self.crowd.call("hang_up")
 
         def empty() -> bool:
@@ -241,7 +243,7 @@ class Daemon:
 
 
 def holds(condition: Callable[[], bool]) -> bool:
-    """Whether it becomes true: what a client has sent or closed is on its way for a moment."""
+    """Whether the condition becomes true: what a client has sent or closed needs a moment to arrive."""
     with contextlib.suppress(AssertionError):
         return wait_until(condition, "", 5.0)
     return False

@@ -37,7 +37,7 @@ def release(client: int, started: int, ended: int | None, amount: int = 2) -> Op
 
 
 def found(*operations: Operation, **events: Any) -> int:
-    """Returns how many counters cannot be explained."""
+    """Returns how many counters have no explanation."""
     known = facts(**events)
     violations, undecided = verdict.unexplained(verdict.permits(sorted(operations, key=started_of), known), known)
     assert not undecided
@@ -138,7 +138,7 @@ def test_units_that_two_masters_may_have_granted_do_not_count() -> None:
 
 
 def drill(*options: str) -> str:
-    """Runs the drill. Returns what it says."""
+    """Runs the drill. Returns its output."""
     result = subprocess.run(
         [sys.executable, DRILL, *options],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,

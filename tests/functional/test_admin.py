@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
 
 class Unix(http.client.HTTPConnection):
-    """Over a Unix socket."""
+    """An HTTP connection over a Unix socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=daemon.PATIENCE)
@@ -56,7 +56,7 @@ class Unix(http.client.HTTPConnection):
 
 
 class Admin:
-    """The HTTP side of a daemon that was started with it."""
+    """The admin endpoint of a running daemon."""
 
     def __init__(self, counterd: daemon.Daemon) -> None:
         self.counterd = counterd
@@ -80,7 +80,7 @@ class Admin:
         return self.ask(f"/connections/{connection_id}", "DELETE", Authorization=f"Bearer {token}")
 
     def pid(self) -> int:
-        """Of the admin process that there is now."""
+        """The pid of the current admin process."""
         children = Path(f"/proc/{self.counterd.pid}/task/{self.counterd.pid}/children")
         return int(daemon.wait_until(lambda: children.read_text().split(), "there is an admin process")[0])
 
@@ -342,7 +342,7 @@ def test_a_flood_of_http_requests_does_not_delay_the_daemon(admin: Admin) -> Non
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for yet has."""
+    """Whether a process has ended, also if nobody has waited for it yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

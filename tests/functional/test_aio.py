@@ -40,7 +40,7 @@ def address(request, tmp_path_factory) -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def name() -> str:
-    """One that no other test uses."""
+    """A name that no other test uses."""
     return next(_names)
 
 
@@ -52,12 +52,12 @@ async def in_use(client: aio.Client, name: str) -> int:
 
 
 async def asked(client: aio.Client) -> int:
-    """How many acquires the server has seen."""
+    """How many Acquires the server has received."""
     return int((await client.stats())["command:acquire"])
 
 
 async def is_waited_for(client: aio.Client, count: int) -> bool:
-    """Whether so many wait in the server, if it has a queue."""
+    """Whether so many Takes wait in the server, if it has a queue."""
     return int((await client.stats()).get("waiters", count)) == count
 
 
@@ -435,7 +435,7 @@ async def locked(semaphore: Any) -> bool:
 
 
 async def played(semaphore: Any) -> list[Any]:
-    """What comes of it when a semaphore of two permits is used in every way."""
+    """The results of every way to use a semaphore of two permits."""
     results: list[Any] = [await locked(semaphore), await semaphore.acquire()]
     async with semaphore as entered:
         results += [entered, await locked(semaphore)]

@@ -321,7 +321,7 @@ def test_a_server_without_room_closes_connections(start, loop: str) -> None:
 
 @contextlib.contextmanager
 def program(counterd: daemon.Daemon, name: str, loop: str, mode: str) -> Iterator[subprocess.Popen[str]]:
-    """aio_holder.py, until the block ends."""
+    """Runs aio_holder.py during the block."""
     process = subprocess.Popen(
         [sys.executable, HOLDER, *map(str, counterd.address), name, loop, mode],
         stdin=subprocess.PIPE,  # a child of it ends when this does

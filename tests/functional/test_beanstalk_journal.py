@@ -39,14 +39,14 @@ ALONE = {
 
 
 class Peer:
-    """A connection, one command at a time."""
+    """A connection that sends one command at a time."""
 
     def __init__(self, counterd: Daemon) -> None:
         self.socket = counterd.connect()
         self.stream = self.socket.makefile("rb")
 
     def ask(self, *commands: bytes) -> list[bytes]:
-        """The first line of each reply."""
+        """Returns the first line of each reply."""
         self.socket.sendall(b"".join(commands))
         return [self.reply() for _ in commands]
 
@@ -69,7 +69,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def running(path: Path, status: int = 0, **settings: Any) -> Iterator[tuple[Daemon, Peer]]:
-    """A daemon with that journal, and a connection to it."""
+    """Runs a daemon with that journal, and opens a connection."""
     keys = {f"beanstalk.{name}": str(value) for name, value in settings.items()}
     with daemon.running(path.parent / "d", {**ALONE, "beanstalk.journal": path, **keys}, status=status) as counterd:
         peer = Peer(counterd)
@@ -80,7 +80,7 @@ def running(path: Path, status: int = 0, **settings: Any) -> Iterator[tuple[Daem
 
 
 def refused(path: Path, directory: Path) -> str:
-    """What a daemon says that does not start with that journal."""
+    """Returns the error message of a daemon that does not start with that journal."""
     config = directory / "refused.conf"
     config.write_text(daemon.config_text({**ALONE, "beanstalk.journal": path}))
     ended = daemon.run("-c", config)
@@ -89,7 +89,7 @@ def refused(path: Path, directory: Path) -> str:
 
 
 def asked(address: tuple[str, int], what: str) -> tuple[int, str]:
-    """What the admin endpoint answers."""
+    """Returns an answer of the admin endpoint."""
     with contextlib.closing(http.client.HTTPConnection(*address, timeout=PATIENCE)) as connection:
         connection.request("GET", what)
         response = connection.getresponse()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Scene:
-    """One daemon with TLS whose files a test can change. settings: what it has; files: by name, of one authority."""
+    """A daemon with TLS whose files a test can change. settings: the daemon's; files: by name, of one authority."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -35,7 +35,7 @@ class Scene:
         return str(self.directory / f"{name}.pem")
 
     def issue(self) -> None:
-        """A new certificate and its key."""
+        """Issues a new certificate and key."""
         issued = self.authority.issue_cert("127.0.0.1", key_type=trustme.KeyType.ECDSA)
         issued.cert_chain_pems[0].write_to_path(self.path("cert"))
         issued.private_key_pem.write_to_path(self.path("key"))
@@ -52,12 +52,12 @@ class Scene:
             yield connection
 
     def serial(self) -> str:
-        """Of the certificate that a new connection gets."""
+        """Returns the serial number of the certificate that a new connection gets."""
         with self.connected() as connection:
             return str(connection.getpeercert()["serialNumber"])
 
     def not_reloaded(self) -> str:
-        """Has it reread its files, and gives what it says is wrong."""
+        """Makes the daemon reload its files, and returns the error that it logs."""
         count = len(self.counterd.lines("not reloaded"))
         self.counterd.send_signal(signal.SIGHUP)
         return self.counterd.wait_for_log("not reloaded", count + 1).partition("not reloaded: ")[2]
@@ -72,7 +72,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @pytest.fixture
 def scene(running: Scene) -> Iterator[Scene]:
-    """The daemon, which has files that are right before each test."""
+    """The daemon, with correct files before each test."""
     running.issue()
     running.counterd.reload(running.settings)
     return running

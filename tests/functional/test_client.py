@@ -40,14 +40,14 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def counterd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """For what yrmcdsd need not be asked about: how the client gets on with itself."""
+    """A counterd for tests of what happens within the client, for which yrmcdsd is not needed."""
     with servers.running("counterd", tmp_path_factory.mktemp("counterd")) as running:
         yield running
 
 
 @contextlib.contextmanager
 def threads(*functions: Callable[[], object]) -> Iterator[list[threading.Thread]]:
-    """Runs these beside the block, and fails with what they raise."""
+    """Runs these functions in threads during the block, and raises their errors."""
     errors: list[BaseException] = []
 
     def run(function: Callable[[], object]) -> None:
@@ -68,7 +68,7 @@ def threads(*functions: Callable[[], object]) -> Iterator[list[threading.Thread]
 
 
 def wait_until_asleep(thread: threading.Thread) -> None:
-    """Waits until a thread waits in its client for its turn. What its hold asks a server has a deadline."""
+    """Waits until a thread waits for its turn in its client. A hold's request to a server has a deadline instead."""
     wait_until(lambda: thread.native_id and is_asleep(thread.native_id), "it waits for its turn")
 
 
@@ -357,7 +357,7 @@ def test_waiters_are_served_in_order_and_only_the_first_asks() -> None:
 
 
 class Impatient(WithoutTakes):
-    """A server that lets a test release at once after a refusal. woken_s: how long after a release the next asked."""
+    """A server that lets a test release right after a refusal. woken_s: how long after a release it was asked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -590,7 +590,7 @@ def test_a_client_has_no_thread_by_default(counterd: servers.Server) -> None:
 
 
 def same_calls(semaphore: Any) -> list[Any]:
-    """What these calls of a semaphore with a value of 2 give."""
+    """The results of these calls of a semaphore with a value of 2."""
     seen: list[Any] = []
 
     def note(call: Callable[..., Any], *arguments: Any, **named: Any) -> None:

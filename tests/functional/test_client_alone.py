@@ -84,7 +84,7 @@ def modules(folder: Path) -> list[str]:
 
 
 def run(python: str, folder: Path, told: dict[str, object]) -> tuple[int, str]:
-    """Runs the program. Returns its exit status and what it says."""
+    """Runs the program. Returns its exit status and output."""
     done = subprocess.run(
         [python, "-I", "-S", "-B", PROGRAM, f"{folder}{os.sep}", json.dumps({"modules": modules(folder), **told})],
         stdout=subprocess.PIPE,

@@ -62,7 +62,7 @@ def port_of(daemon: Daemon) -> int:
 
 @pytest.fixture
 def port(counterd: Daemon) -> Iterator[int]:
-    """Of a counterd without jobs."""
+    """The port of a counterd without jobs."""
     yield port_of(counterd)
     with Client(port=port_of(counterd)) as client:
         for tube in client.list_tubes():
@@ -78,7 +78,7 @@ def made(shape: str, *arguments: Any, **options: Any) -> Any:
 
 
 async def standard_commands(shape: str, port: int) -> None:
-    """Those that beanstalkd has."""
+    """The commands of beanstalkd."""
     async with opened(made(shape, port=port, use="std", watch=["std"])) as client:
         first, second = await got(client.put("a")), await got(client.put(b"b", priority=5, ttr=9))
         assert (await got(client.list_tube_used()), await got(client.list_tubes_watched())) == (b"std", [b"std"])
@@ -371,7 +371,7 @@ class Bench:
 
     @contextlib.contextmanager
     def runs(self, grace: float | None = None) -> Iterator[None]:
-        """While the block runs; then it is stopped."""
+        """Runs the worker during the block, and stops it then."""
         loop: list[asyncio.AbstractEventLoop] = []
 
         async def main() -> None:

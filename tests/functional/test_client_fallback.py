@@ -52,12 +52,12 @@ def made(shape: str, server: Room | None = None, **options: Any) -> Any:
 
 
 def hasty(shape: str, server: Room, **options: Any) -> Any:
-    """A client whose calls wait for no answer that does not come soon."""
+    """A client with short timeouts."""
     return made(shape, server, **{"timeout": SHORT, "connect_timeout": PATIENCE, **options})
 
 
 async def entered(hold: Any) -> Any:
-    """The hold, which has its token, or why not."""
+    """Enters the hold, and returns it; raises the error if it is refused."""
     await got(hold.__enter__() if hasattr(hold, "__enter__") else hold.__aenter__())
     return hold
 

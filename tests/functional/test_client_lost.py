@@ -31,7 +31,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield running
 
 
-class Mortal:
+class KillableServer:
     """A counterd that can be killed, and started again where it was."""
 
     def __init__(self, directory: Path, path: str = "") -> None:
@@ -57,8 +57,8 @@ class Mortal:
 
 
 @pytest.fixture(params=["TCP", "Unix"])
-def mortal(request: pytest.FixtureRequest, tmp_path: Path, short_path: Path) -> Iterator[Mortal]:
-    server = Mortal(tmp_path, str(short_path / "100%25") if request.param == "Unix" else "")
+def killable(request: pytest.FixtureRequest, tmp_path: Path, short_path: Path) -> Iterator[KillableServer]:
+    server = KillableServer(tmp_path, str(short_path / "100%25") if request.param == "Unix" else "")
     server.start()
     yield server
     server.kill()
@@ -82,7 +82,7 @@ def test_a_lost_hold_raises_at_the_end_of_its_block(server: servers.Server) -> N
 
 
 def lose(client: Client, name: str = "lost", permits: int = 2) -> None:
-    """Holds permits, which are lost."""
+    """Holds permits, and loses them."""
     with client.hold(name, permits, maximum=2) as hold:
         assert not hold.lost
         cut(client)
@@ -169,9 +169,9 @@ def test_lost_permits_of_a_semaphore(server: servers.Server) -> None:
 # ---- connecting again -----------------------------------------------------------------------------------------------
 
 
-def test_a_client_waits_for_a_server_that_comes_back(mortal: Mortal) -> None:
+def test_a_client_waits_for_a_server_that_comes_back(killable: KillableServer) -> None:
     """With a hold that waits meanwhile, in a thread, and calls that do not."""
-    with mortal.client() as client, mortal.client() as other:
+    with killable.client() as client, killable.client() as other:
         other.acquire("back", maximum=1)
         held = threading.Event()
 
@@ -182,7 +182,7 @@ def test_a_client_waits_for_a_server_that_comes_back(mortal: Mortal) -> None:
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
         wait_until(lambda: int(other.stats()["waiters"]) == 1, "it waits")
-        mortal.kill()
+        killable.kill()
         errors = []
         while len(errors) < 30:
             with pytest.raises(ConnectionLost) as caught:
@@ -192,7 +192,7 @@ def test_a_client_waits_for_a_server_that_comes_back(mortal: Mortal) -> None:
         assert any("cannot connect to" in error for error in errors)
         assert any(error.endswith("another attempt is due within 2 s") for error in errors)
         assert not held.is_set()
-        mortal.start()
+        killable.start()
         assert held.wait(PATIENCE)
         waiting.join(PATIENCE)
         client.noop()
@@ -208,14 +208,14 @@ def connects(client: Client) -> bool:
     return False
 
 
-def test_a_hold_times_out_without_a_server(mortal: Mortal) -> None:
-    with mortal.client() as client:
-        mortal.kill()
+def test_a_hold_times_out_without_a_server(killable: KillableServer) -> None:
+    with killable.client() as client:
+        killable.kill()
         start = time.monotonic()
         with pytest.raises(ConnectionLost, match="cannot connect"), client.hold("none", maximum=1, timeout=0.3):
             pytest.fail("granted")
         assert time.monotonic() - start >= 0.3
-        mortal.start()
+        killable.start()
 
 
 def test_a_hold_waits_for_a_server_that_does_not_accept() -> None:

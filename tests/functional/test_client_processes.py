@@ -62,12 +62,12 @@ class Program:
         )
 
     def line(self) -> str:
-        """The next that it says."""
+        """Returns its next line of output."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def ends(self) -> tuple[int, str, str]:
-        """(exit status, the rest of what it says, its stderr), without more input."""
+        """Closes its input. Returns (exit status, the rest of its output, its stderr)."""
         out, err = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, out, err
 

@@ -45,7 +45,7 @@ async def until_waiting(counterd: Any, count: int) -> None:
 
 
 def permit(client: Any, **others: Any) -> Any:
-    """A Take of the one permit, which waits for it."""
+    """A Take of the only permit, which waits for it."""
     return client.take(Permit(NAME, maximum=1), **{"timeout": None, **others})
 
 

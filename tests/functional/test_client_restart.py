@@ -29,7 +29,7 @@ HOW = pytest.mark.parametrize("how", ["hold", "take"])
 
 
 class Place:
-    """A daemon, and others that follow it at its port."""
+    """A daemon, and its successors at the same port."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -68,9 +68,9 @@ def ask(client: Any, how: str, timeout: float) -> Any:
 def in_threads(
     place: Place, how: str, timeout: float, before: Callable[[], None], during: Callable[[], None]
 ) -> list[CounterdError | None]:
-    """What became of those that waited, in threads of one client that holds what they wait for.
+    """The outcomes of calls that wait in threads of one client, which holds what they wait for.
 
-    before, during: done to the daemon before they wait, and while they wait.
+    before, during: what is done to the daemon before they wait, and while they wait.
     """
 
     def waits(client: Client) -> CounterdError | None:

@@ -63,7 +63,7 @@ def made(shape: str, address: tuple[str, int], **options: Any) -> Any:
 
 
 class Server:
-    """One that runs. observer: a client of its own, to look at what is in use."""
+    """A running server. observer: a separate client, to see what is in use."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.address = address
@@ -77,7 +77,7 @@ class Server:
         return made
 
     def is_free(self, flow_id: int, count: int) -> bool:
-        """Whether so much of it is not held by anybody."""
+        """Whether so much is free."""
         with contextlib.suppress(Blocked):
             return self.observer.release(self.observer.acquire(flow_id, count))
         return False

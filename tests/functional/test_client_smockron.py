@@ -69,7 +69,7 @@ def told(made: Any, count: int) -> None:
 
 
 def use_up(made: Gatekeeper, identifier: str = "a", domain: str | None = None) -> None:
-    """All that passes, and waits for what the master says then."""
+    """Requests until nothing more passes, and waits for the master's messages."""
     before = made.stats().told
     for _ in range(PASSING):
         assert made.decide(identifier, domain).verdict is Verdict.PASS

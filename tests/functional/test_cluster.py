@@ -316,7 +316,7 @@ def guarded(directory: Path, files: certificates.Files) -> Iterator[tuple[Server
 
 
 def set_password(servers: Servers, password: str) -> None:
-    """Gives a new password to the user of the daemons. Connections that exist are none of its business."""
+    """Changes the password of the daemons' user. Existing connections are not affected."""
     servers.masters[0].client.acl_setuser(
         "counterd",
         enabled=True,

@@ -111,7 +111,7 @@ def test_permits_are_kept_while_a_slot_moves(share: Callable[..., Daemon], serve
         acquire_all(other, 4)
 
         def halfway() -> None:
-            """The server refuses calls, as it has only half of the keys."""
+            """Checks that the server refuses calls, as it has only half of the keys."""
             failed = failures(daemons)
             one.release(NAME, 3)
             wait_until(lambda: failures(daemons) > failed, "a call is refused")

@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def again(counterd: Daemon, said: str = " reloaded ") -> None:
-    """Has it reread its files."""
+    """Makes the daemon reload its files."""
     count = len(counterd.lines(said))
     counterd.send_signal(signal.SIGHUP)
     counterd.wait_for_log(said, count + 1)

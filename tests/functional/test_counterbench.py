@@ -36,7 +36,7 @@ def server() -> Iterator[Server]:
 
 
 def count_below(values: HdrHistogram, bound: float) -> int:
-    """How many of them are."""
+    """How many of the values are below this."""
     return sum(item.count_added_in_this_iter_step for item in values.get_recorded_iterator()
                if item.value_iterated_to < bound)  # fmt: skip
 
@@ -84,7 +84,7 @@ def test_a_duration_of_zero(server: Server) -> None:
 def test_depth_is_the_number_of_unanswered_requests(depth: int) -> None:
     class Late(Server):
         def serve(self, peer: Peer) -> None:
-            """Answers only when all of a batch are here."""
+            """Answers only when all requests of a batch are there."""
             buffer = b""
             waiting: list[Request] = []
             while data := peer.socket.recv(1 << 18):

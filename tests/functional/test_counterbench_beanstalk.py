@@ -36,7 +36,7 @@ class Reference:
 
 @contextlib.contextmanager
 def serving(kind: str, directory: Path, **settings: str) -> Iterator[Any]:
-    """A daemon with the room and these settings of it, or the real beanstalkd."""
+    """Runs a daemon with the room and these settings of it, or the real beanstalkd."""
     if kind == "beanstalkd":
         with reference.beanstalkd() as address:
             yield Reference(address)
@@ -55,7 +55,7 @@ def connect(server: Any) -> socket.socket:
 
 
 def jobs(server: Any) -> Counter[str]:
-    """How many there are, by their state."""
+    """The numbers of jobs, by their state."""
     parser = Parser()
     with connect(server) as connection:
         connection.sendall(stats())

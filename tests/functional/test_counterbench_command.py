@@ -146,7 +146,7 @@ def test_a_search_and_a_scan(port: int, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def begun(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """While the block runs: a command that may be interrupted."""
+    """Runs a command during the block, and kills it at its end."""
     command = [sys.executable, "-m", "counterd.cli.bench", *map(str, words)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

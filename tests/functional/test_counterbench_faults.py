@@ -28,7 +28,9 @@ RIGHT = 10  # requests that a scripted server answers before it does wrong
 
 
 class Scripted(Server):
-    """Answers RIGHT requests of the first connection that asks, and then the first of `wrong`; then right again."""
+    """Answers RIGHT requests of its first connection correctly, then gives the first of `wrong`, then answers correctly
+    again.
+    """
 
     def __init__(self, wrong: Callable[[Peer, Request], bytes]) -> None:
         super().__init__()
@@ -44,7 +46,7 @@ class Scripted(Server):
 
 
 class Raw(Server):
-    """Sends the same bytes for whatever comes, whole or byte by byte."""
+    """Sends the same bytes whatever is received, whole or byte by byte."""
 
     def __init__(self, data: bytes, *, slowly: bool = False) -> None:
         super().__init__()
@@ -283,7 +285,7 @@ def test_short_names_are_not_replaced_in_other_words(protocol: str, size: int) -
 
 
 class Mute(Server):
-    """Reads, and says nothing."""
+    """Reads, and never answers."""
 
     def serve(self, peer: Peer) -> None:
         while peer.socket.recv(1 << 16):

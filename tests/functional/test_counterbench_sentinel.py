@@ -28,7 +28,7 @@ PLAN = {"protocol": "sentinel", "names": 20}
 
 @contextlib.contextmanager
 def sentinel(directory: Path, maximum: int = 1_000_000, **settings: str) -> Iterator[Place]:
-    """A daemon with the room, and rules for a load of 20 names."""
+    """A daemon with the sentinel room, and rules for a load of 20 names."""
     place = Place(str(directory / "s"))
     rules = directory / "rules.json"
     rules.write_text(rules_of(20, maximum, resourceTimeout=60_000, clientOfflineTime=50))

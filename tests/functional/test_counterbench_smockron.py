@@ -32,7 +32,7 @@ SHORT = {"counterd.bench._load.GRACE_S": 0.05}
 
 
 class Place:
-    """Where a master is."""
+    """The addresses of a master."""
 
     def __init__(self, address: Address | tuple[str, int]) -> None:
         self.address = address
@@ -180,7 +180,7 @@ def test_lost_control_messages_are_not_measured() -> None:
 
 @contextlib.contextmanager
 def saying(*said: bytes) -> Iterator[Place]:
-    """A server that says this to each connection, then waits for its end."""
+    """A server that sends this to each connection, then waits for its end."""
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
 
@@ -222,7 +222,7 @@ def test_a_server_that_is_no_master_is_an_error(said: tuple[bytes, ...]) -> None
 
 
 def _said(place: Place) -> str:
-    """What a load ends with: it may have begun when the wrong answer comes."""
+    """The error with which a load ends; the load may have begun when the wrong answer arrives."""
     options = {"protocol": "smockron", "work": "account", "requests": 10, "connections": 1}
     try:
         return load_fails(place, SHORT, **options)

@@ -145,7 +145,7 @@ def test_waiting_takes_time_out(server: Daemon) -> None:
 
 
 class Taking(Server):
-    """Answers each Take with this."""
+    """Gives the same answer to each Take."""
 
     def __init__(self, body: bytes) -> None:
         super().__init__()

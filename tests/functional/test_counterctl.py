@@ -33,14 +33,14 @@ SCRIPT = Path(sys.executable).parent / "counterctl"
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Without what the one who runs the tests may have set: an address, or that nothing is buffered."""
+    """The environment without variables that would change the result: an address, or PYTHONUNBUFFERED."""
     kept = daemon.environment({"PATH": f"{SCRIPT.parent}:{os.environ['PATH']}"})
     others = {name: text for name, text in kept.items() if not name.startswith(("COUNTERD_", "PYTHON"))}
     return {**others, **(extra or {})}
 
 
 def ctl(port: int, *arguments: str | bytes, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs it until it ends by itself."""
+    """Runs counterctl until it ends."""
     return subprocess.run(
         [SCRIPT, "-p", str(port), *arguments],
         stdin=subprocess.DEVNULL,
@@ -54,7 +54,7 @@ def ctl(port: int, *arguments: str | bytes, env: Mapping[str, str] | None = None
 
 @contextmanager
 def running(port: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """It while the block runs, with pipes on all sides."""
+    """Runs counterctl during the block, with pipes for all three streams."""
     process = subprocess.Popen(
         [SCRIPT, "-p", str(port), *arguments],
         stdin=subprocess.PIPE,
@@ -76,7 +76,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str, str]:
-    """(status, the rest of stdout, stderr) after a signal."""
+    """Sends a signal. Returns (status, the rest of stdout, stderr)."""
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=PATIENCE)
     return process.returncode, stdout, stderr
@@ -340,7 +340,7 @@ def test_watch_shows_changes(counterd: Daemon, client: Client) -> None:
 
 
 class Restarting(Server):
-    """Closes the first connection at the third get, and the second at once; then there are 7, and then 8."""
+    """Closes the first connection at the third Get, and the second one at once; then the value is 7, and then 8."""
 
     def answer(self, request: Request) -> bytes:
         asked, peer = len(self.asked(Opcode.GET)), self.peer_of(request)
@@ -499,7 +499,7 @@ def test_bash_completes_names_of_counters(counterd: Daemon, client: Client) -> N
 
 
 def completed(words: str) -> list[str]:
-    """What bash offers when somebody presses Tab at the end of these words. Nothing else is printed."""
+    """The completions that bash offers at the end of these words. Nothing else may be printed."""
     code = f"""
 eval "$(counterctl completion bash)"
 complete -p counterctl >/dev/null || exit 1

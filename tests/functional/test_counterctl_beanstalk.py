@@ -37,7 +37,7 @@ DONE = (0, "", "")
 
 
 class Worker:
-    """A connection of a client."""
+    """A client's connection."""
 
     def __init__(self, place: Place) -> None:
         self.socket = socket.create_connection(place.address, PATIENCE)
@@ -55,7 +55,7 @@ class Worker:
 
 
 class Place:
-    """A daemon, and where counterctl finds it."""
+    """A daemon, and the address of it for counterctl."""
 
     def __init__(self, running: daemon.Daemon) -> None:
         self.daemon = running
@@ -70,7 +70,7 @@ class Place:
         )
 
     def run(self, *arguments: str | bytes, stdin: bytes | None = None, **environment: str) -> Any:
-        """The process, when it has ended, with what it wrote as bytes."""
+        """Runs counterctl. Returns the ended process, with its output as bytes."""
         return subprocess.run(
             [*BEANSTALK, *arguments],
             input=b"" if stdin is None else stdin,
@@ -81,7 +81,7 @@ class Place:
         )
 
     def ask(self, *arguments: str | bytes, stdin: bytes | None = None, **environment: str) -> tuple[int, str, str]:
-        """(status, stdout, stderr)."""
+        """Runs counterctl. Returns (status, stdout, stderr)."""
         done = self.run(*arguments, stdin=stdin, **environment)
         return done.returncode, done.stdout.decode(), done.stderr.decode()
 
@@ -91,7 +91,7 @@ class Place:
         return json.loads(stdout)
 
     def put(self, *arguments: str | bytes, stdin: bytes | None = None) -> str:
-        """The id."""
+        """Puts a job. Returns its id."""
         row = self.rows("put", *arguments, stdin=stdin)
         assert row["status"] == "inserted"
         return str(row["id"])
@@ -267,7 +267,7 @@ def test_reserved_shows_the_jobs_of_a_worker(place: Place) -> None:
 
 @contextlib.contextmanager
 def following(place: Place, tube: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that shows jobs while the block runs; then it must end well at Ctrl-C, with no other ones."""
+    """Runs counterctl, which shows jobs, during the block; then Ctrl-C must end it well, without further jobs."""
     process = subprocess.Popen(
         [*BEANSTALK, "tail", tube, "--interval", "50ms", "--output", "json"],
         stdin=subprocess.DEVNULL,
@@ -296,7 +296,9 @@ def lists(place: Place) -> int:
 
 
 def wait_until_it_follows(place: Place) -> None:
-    """To find the newest job it lists at most 64 times, as an id has 64 bits; the lists after that are looks."""
+    """Waits until it follows. To find the newest job it lists at most 64 times, as an id has 64 bits; later lists are
+    its polls.
+    """
     begun = lists(place)
     wait_until(lambda: lists(place) > begun + 65, "it looks")
 

@@ -72,7 +72,7 @@ def run(counterd: Daemon, *arguments: object, **options: Any) -> subprocess.Comp
 
 @contextlib.contextmanager
 def begun(counterd: Daemon, *arguments: object, program: tuple[str, ...] = GROUPED) -> Iterator[subprocess.Popen[str]]:
-    """While the block runs, and not for longer than that should take; its command ends with it."""
+    """Runs counterctl during the block, with a time limit; its command ends with it."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         words(counterd, *arguments, program=program), stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment()

@@ -39,7 +39,7 @@ DONE = (0, "", "")
 
 
 class Place:
-    """A daemon, and where counterctl finds it."""
+    """A daemon, and the address of it for counterctl."""
 
     def __init__(self, running: daemon.Daemon) -> None:
         self.daemon = running
@@ -52,7 +52,7 @@ class Place:
         self.environment = daemon.environment(where)
 
     def ask(self, *arguments: str) -> tuple[int, str, str]:
-        """(status, stdout, stderr)."""
+        """Runs counterctl. Returns (status, stdout, stderr)."""
         done = subprocess.run(
             [*SENTINEL, *arguments],
             stdin=subprocess.DEVNULL,

@@ -26,7 +26,7 @@ DONE = (0, "", "")
 
 
 class Place:
-    """A daemon, and where counterctl finds it."""
+    """A daemon, and the address of it for counterctl."""
 
     def __init__(self, running: daemon.Daemon) -> None:
         self.daemon = running
@@ -44,7 +44,7 @@ class Place:
         return [COUNTERCTL, "smockron", *options, *arguments]
 
     def ask(self, *arguments: str | bytes) -> tuple[int, str, str]:
-        """(status, stdout, stderr)."""
+        """Runs counterctl. Returns (status, stdout, stderr)."""
         done = subprocess.run(
             self.command(*arguments), capture_output=True, timeout=PATIENCE, env=self.environment, check=False
         )
@@ -202,7 +202,7 @@ def test_a_watch_ends_with_its_server(tmp_path: Path) -> None:
 
 
 def subscriptions(running: daemon.Daemon) -> int:
-    """How many it has."""
+    """How many subscriptions the daemon has."""
     count = len(running.lines("stats of smockron"))
     running.send_signal(signal.SIGUSR1)
     line = running.wait_for_log("stats of smockron", count + 1)

@@ -32,7 +32,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
 
 
 def environment() -> dict[str, str]:
-    """Without what the one who runs the tests may have set."""
+    """The environment without variables that the caller may have set."""
     return {name: text for name, text in daemon.environment().items() if not name.startswith(("THROTTR_", "PYTHON"))}
 
 
@@ -41,7 +41,7 @@ def command(address: Address, *arguments: str | bytes) -> list[str | bytes | Pat
 
 
 def ask(address: Address, *arguments: str | bytes) -> tuple[int, str, str]:
-    """(status, stdout, stderr)."""
+    """Runs counterctl. Returns (status, stdout, stderr)."""
     done = subprocess.run(
         command(address, *arguments),
         stdin=subprocess.DEVNULL,
@@ -116,7 +116,7 @@ def test_buffers_of_text_and_bytes(address: Address) -> None:
 
 @contextmanager
 def subscriber(address: Address, *channels: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that shows events while the block runs; then it must end well at Ctrl-C, with no other ones."""
+    """Runs counterctl, which shows events, during the block; then Ctrl-C must end it well, without further events."""
     process = subprocess.Popen(
         command(address, "subscribe", *channels, "--output", "json"),
         stdin=subprocess.DEVNULL,

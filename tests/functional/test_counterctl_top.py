@@ -51,7 +51,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(job, 0)[1]))
 
 @pytest.fixture
 def counterd(tmp_path: Path) -> Iterator[Daemon]:
-    """One for each test, as idle counters of another would be in the list."""
+    """A daemon for each test, as idle counters of another test would be listed."""
     with running(tmp_path) as daemon:
         yield daemon
 
@@ -68,7 +68,7 @@ def top(port: int, *arguments: object) -> list[str]:
 
 
 def listed(seen: Terminal) -> list[str]:
-    """The names in the list, as they are shown."""
+    """The names in the list, as shown."""
     lines = seen.screen()
     start = next((at for at, line in enumerate(lines) if line.startswith("name")), len(lines))
     return [line.split()[0] for line in lines[start + 1 : -1] if line]
@@ -209,7 +209,7 @@ def test_a_server_without_counters(start: Callable[..., Daemon], short_path: Pat
 
 
 def below(seen: Terminal, beginning: str) -> list[str]:
-    """The rows of a page whose first line begins so, and what follows them."""
+    """The rows of a page from the one whose first line begins so."""
     lines = seen.screen()
     start = next((at for at, line in enumerate(lines) if line.startswith(beginning)), len(lines))
     return [*lines[start + 2 :], ""]
@@ -376,7 +376,7 @@ def test_pausing_and_changing_the_interval(counterd: Daemon, client: Client) -> 
 
 
 def wait_until_quiet(client: Client) -> str:
-    """How many Dumps there were, once a second has passed without one."""
+    """Waits until a second passes without a Dump. Returns how many there were."""
     while True:
         asked = client.stats()["command:dump"]
         time.sleep(1)

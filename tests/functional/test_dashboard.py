@@ -60,7 +60,7 @@ CONTRAST = """([front, back]) => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium, for all tests here."""
+    """Chromium, for all tests of this file."""
     program = needs.path("chromium")
     options = ["--no-sandbox"] if os.geteuid() == 0 else []  # root has to do without
     with sync_playwright() as playwright:
@@ -71,7 +71,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[daemon.Daemon]:
-    """A daemon with all protocols and the admin endpoint, for all tests here."""
+    """A daemon with all protocols and the admin endpoint, for all tests of this file."""
     directory = tmp_path_factory.mktemp("dashboard")
     rules = {
         "sentinel.rules": sentinels.write_rules(
@@ -89,7 +89,7 @@ def url(running: daemon.Daemon) -> str:
 
 @pytest.fixture
 def open_page(browser: Browser, served: daemon.Daemon) -> Iterator[Open]:
-    """Opens the dashboard in a window of its own. Whatever the browser complains of fails the test."""
+    """Opens the dashboard in its own window. Whatever the browser complains of fails the test."""
     contexts, complaints = [], []
 
     def opened(path: str = "", at: str | None = None, **options: Any) -> Page:
@@ -115,7 +115,7 @@ def row(page: Page, name: str) -> Any:
 
 
 def first(row: Any, count: int) -> Any:
-    """The first cells of rows: a test does not fail because a table has a new column."""
+    """The first cells of rows, so that a test does not fail because a table has a new column."""
     return row.locator(f"td:nth-child(-n+{count})")
 
 
@@ -480,7 +480,7 @@ def test_a_queue_with_a_failing_journal(open_page: Open, start: Callable[..., da
 
 
 def children(pid: int) -> list[int]:
-    """Of the journal and of the admin endpoint."""
+    """The processes of the journal and of the admin endpoint."""
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 

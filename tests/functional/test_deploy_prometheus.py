@@ -57,7 +57,7 @@ def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def expressions() -> dict[str, list[str]]:
-    """Where a query stands, and what it asks."""
+    """The queries, each with its place in the file."""
     board = json.loads(BOARD.read_text("utf-8"))
     found = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in panels(board)}
     found |= {one["name"]: [one.get("expr", "")] for one in board["annotations"]["list"]}

@@ -46,7 +46,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def unit(name: str) -> dict[str, list[str]]:
-    """The settings of a unit; each may be given several times."""
+    """The settings of a unit; each may occur several times."""
     settings: dict[str, list[str]] = {}
     for line in (SYSTEMD / name).read_text("utf-8").splitlines():
         if match := re.fullmatch(r"(\w+)=(.*)", line):
@@ -55,7 +55,7 @@ def unit(name: str) -> dict[str, list[str]]:
 
 
 class Systemd:
-    """What systemd is to the service. said: the states it has sent and nobody has asked for."""
+    """Stands for systemd. said: the messages that the service has sent and no test has asked for yet."""
 
     def __init__(self, folder: Path, config: Path) -> None:
         self.service = unit("counterd.service")
@@ -78,12 +78,12 @@ class Systemd:
             each.close()
 
     def _listen_always(self) -> None:
-        """As systemd does: a few of the watchdog's messages that nobody reads would leave no room for others."""
+        """Reads messages all the time, as systemd does: a few unread messages of the watchdog would fill the socket."""
         while message := self._notify.recv(4096):
             self._heard.put(message)
 
     def _listen(self, folder: Path, stream: str) -> socket.socket:
-        """A socket of the .socket unit: on a free port, or in the folder."""
+        """Opens a socket of the .socket unit: on a free port, or in the folder."""
         if stream.startswith("/"):
             listening = socket.socket(socket.AF_UNIX)
             listening.bind(str(folder / Path(stream).name))
@@ -95,7 +95,7 @@ class Systemd:
         return listening
 
     def command(self, line: str, main_pid: int = 0) -> list[str]:
-        """A command line of the unit, with what is installed and configured elsewhere here."""
+        """A command line of the unit, with the paths of this installation and configuration."""
         words = shlex.split(line.replace("$MAINPID", str(main_pid)))
         here = {"/opt/counterd/bin/counterd": str(daemon.SCRIPT), "/etc/counterd/counterd.conf": str(self.config)}
         return [here.get(word, word) for word in words]
@@ -130,7 +130,7 @@ class Systemd:
                 return lines
 
     def reload(self, main_pid: int) -> list[subprocess.CompletedProcess[str]]:
-        """`systemctl reload`: one line after the other, until one fails."""
+        """Does `systemctl reload`: runs one command after the other, until one fails."""
         done = []
         for line in self.service["ExecReload"]:
             command = self.command(line, main_pid)
@@ -140,7 +140,7 @@ class Systemd:
         return done
 
     def client(self, number: int) -> Client:
-        """A client of one of the sockets, which is closed in the end, also if the test fails."""
+        """Opens a client of one of the sockets, which is closed after the test."""
         address = self.sockets[number].getsockname()
         where = {"path": address} if isinstance(address, str) else {"host": address[0], "port": address[1]}
         self._clients.append(Client(**where, timeout=daemon.PATIENCE))
@@ -212,7 +212,7 @@ def test_an_operators_day(systemd: Systemd, service: daemon.Daemon) -> None:
 
 
 def healthy(port: int) -> bool:
-    """What the HEALTHCHECK of the image says."""
+    """Returns the status of the image's HEALTHCHECK."""
     code = re.search(r'CMD \["python", "-c", "(.*)"\]', (DEPLOY / "container" / "Containerfile").read_text("utf-8"))
     assert code
     command = [sys.executable, "-c", code[1].replace("11216", str(port))]

@@ -61,7 +61,7 @@ def test_a_drain_does_not_wait_until_clients_close(start: Callable[..., daemon.D
 
 
 def requests_and_answers(connection: socket.socket, kind: str, count: int) -> tuple[bytes, bytes]:
-    """A burst: numbers are shorter than what asks for them, errors are longer."""
+    """A burst of requests, and their answers. Numbers are shorter than their requests, errors are longer."""
     if kind == "errors":
         return wire.frame(1, 5) * count, wire.frame(1, 5, b"Invalid arguments", magic=0x91, flags=4) * count
     assert peers.ask(connection, wire.acquire(0, peers.NAME, 7, 7)).status == 0
@@ -69,7 +69,7 @@ def requests_and_answers(connection: socket.socket, kind: str, count: int) -> tu
 
 
 def wait_until_received(connection: socket.socket, unix: bool) -> None:
-    """Until the machine of the daemon has acknowledged everything; what a Unix socket takes is there already."""
+    """Waits until the daemon's machine has acknowledged everything. A Unix socket delivers at once."""
     if not unix:
         daemon.wait_until(lambda: peers.unacknowledged(connection) == 0, "everything has arrived")
 

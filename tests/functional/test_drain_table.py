@@ -100,7 +100,7 @@ class Site(NamedTuple):
 
 
 def text(response: wire.Response) -> str:
-    """What a response says, or what it grants."""
+    """The error message of a response, or "granted"."""
     if response.opcode == wire.Opcode.TAKE and response.status == wire.Status.RESOURCE_NOT_AVAILABLE:
         return wire.decode_shortage(response.body).text
     return response.body.decode("ascii", "replace") if response.status else "granted"
@@ -123,7 +123,7 @@ class Row:
         self.begin()
 
     def begin(self) -> None:
-        """Asks for it."""
+        """Makes the request."""
 
     def close(self) -> str:
         return self.got() if self.is_owed else THE_END
@@ -141,7 +141,7 @@ class Row:
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Ends its connection."""
+        """Closes its connection."""
         self.connection.close()
 
     def ends(self) -> bool:
@@ -167,7 +167,7 @@ class Idle(Counter):
         return "service, and the end when nothing is held"
 
     def leave(self) -> None:
-        """It stays until the daemon ends it."""
+        """Does nothing, as the daemon ends the connection."""
 
 
 class Permits(Counter):
@@ -203,7 +203,7 @@ class Grace(Counter):
 
 
 class Takes(Counter):
-    """On a connection of their own, and on the one that holds what they wait for."""
+    """Takes on their own connection, and on the one that holds what they wait for."""
 
     what = "Takes that wait (counter), any number"
     is_owed = True
@@ -226,7 +226,7 @@ class Takes(Counter):
     wait = got
 
     def half_close(self) -> str:
-        """They are removed, and what the connection held goes to the first of the others."""
+        """The Takes are removed, and what the connection held goes to the first of the others."""
         self.connection.shutdown(socket.SHUT_WR)
         (first,) = taken(self.other, wire.ResponseParser(), 1)
         assert first.status == 0
@@ -238,7 +238,7 @@ class Takes(Counter):
 
 
 def taken(connection: socket.socket, parser: wire.ResponseParser, count: int) -> list[wire.Response]:
-    """So many responses."""
+    """Receives so many responses."""
     found: list[wire.Response] = []
     while len(found) < count:
         data = connection.recv(1 << 16)
@@ -248,7 +248,7 @@ def taken(connection: socket.socket, parser: wire.ResponseParser, count: int) ->
 
 
 class Shared(Counter):
-    """Rights are given by Redis servers, which a store in memory does not need."""
+    """Shared counters, whose rights Redis servers grant. A store in memory does not need them."""
 
     what = "a request that waits for rights of other daemons (counter)"
     is_owed = True
@@ -320,7 +320,7 @@ class NewAcquire(Counter):
 
 
 class Beanstalk(Row):
-    """A row with a connection to the queues, and a tube of its own."""
+    """A row with a connection to the queues, and its own tube."""
 
     protocol = "beanstalk"
 
@@ -395,7 +395,7 @@ class Reserve(Beanstalk):
 
 
 class Put(Beanstalk):
-    """Whether it waits is not to be seen from outside; that its job is there, is."""
+    """A put. Whether it waits cannot be seen from outside; that its job exists, can."""
 
     what = "a `put` that waits for the journal (beanstalk)"
     is_owed = True
@@ -563,7 +563,7 @@ ROWS: tuple[type[Row], ...] = (
 
 
 def table() -> dict[str, dict[str, str]]:
-    """What the page says, by row and mode."""
+    """The table on the page, by row and mode."""
     lines = PAGE.read_text().split(HEADING)[1].split("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return {what: dict(zip(MODES, says, strict=True)) for what, *says in cells}
@@ -619,7 +619,7 @@ def serving(directory: Path, mode: str) -> Iterator[Site]:
 
 @pytest.fixture(scope="module", params=[(mode, load) for mode in MODES for load in LOADS], ids="-".join)
 def stopped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
-    """How it ended, and what the clients of a daemon got, by row."""
+    """How the daemon ended, and what the clients got, by row."""
     mode, load = request.param
     found: dict[str, str] = {}
     with contextlib.ExitStack() as stack:

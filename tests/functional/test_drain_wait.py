@@ -82,7 +82,7 @@ def test_a_second_signal_ends_the_wait(start: Callable[..., daemon.Daemon]) -> N
 
 
 def ask(connection: socket.socket, command: bytes) -> Reply:
-    """A command of the beanstalk protocol, and its reply."""
+    """Sends a command of the beanstalk protocol, and returns the reply."""
     connection.sendall(command)
     return reply(connection)
 

@@ -27,7 +27,7 @@ BODY = b"x" * 10_000
 
 @contextlib.contextmanager
 def small_disk(at: Path, size: str) -> Iterator[Path]:
-    """A disk of that size. Yields a path on it."""
+    """Mounts a disk of that size. Yields a path on it."""
     at.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", at], check=True)
     try:

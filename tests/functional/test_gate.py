@@ -40,7 +40,7 @@ PROXIES = pytest.mark.parametrize(
 
 @pytest.fixture
 def master(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
-    """Starts one with a rule for the domain default."""
+    """Starts a master with a rule for the domain default."""
 
     def started(rule: Any) -> Daemon:
         path = tmp_path / "rules.json"
@@ -60,7 +60,7 @@ def place(gate: Daemon) -> Address:
 
 
 def counted(gate: Daemon) -> dict[str, int]:
-    """What it says when it ends."""
+    """The figures that the gate logs when it ends."""
     assert gate.stop() == 0
     return {name: int(value) for name, value in re.findall(r"(\w+) (\d+)(?:,|$)", gate.log[-1])}
 

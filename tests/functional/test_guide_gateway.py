@@ -247,7 +247,7 @@ class Network(threading.Thread):
         self._pairs[0][0].shutdown(socket.SHUT_RDWR)
 
     def counterd_notices(self) -> None:
-        """counterd's last replies are still seen."""
+        """Makes counterd notice the cut. Its last replies are still read."""
         self._pairs[0][1].shutdown(socket.SHUT_WR)
 
     def stop(self) -> None:
@@ -391,7 +391,7 @@ class World:
             self.workers[number].wait()
 
     def kill_clients(self, waiting: int, running: int) -> None:
-        """Those first that wait, so that no call begins whose client is dead already."""
+        """Kills clients, first those that wait, so that no call begins whose client is dead already."""
         asking = [client for client in self.clients if client.call]
         self._kill([client for client in asking if client.call and not client.call.running][:waiting])
         self._kill([client for client in asking if client.call and client.call.running][:running])
@@ -409,7 +409,9 @@ class World:
         wait_until(lambda: not any(call.running for call in calls), "their calls have ended")
 
     def lose_network(self, network: Network, worker: int) -> None:
-        """The worker notices before counterd, which meanwhile may grant it more, of which it never hears."""
+        """Cuts the network. The worker notices before counterd, which may grant it more meanwhile, of which it never
+        hears.
+        """
         with network.lock:
             network.cut = True
         lost = self.upstream.in_progress(worker=worker)
@@ -437,7 +439,7 @@ class World:
         assert figures["waiters"] == "0"
 
     def left(self, name: str, limit: int) -> int:
-        """How much of a rate is left."""
+        """How many units of a rate are left."""
         rate = wire.Rate(name.encode(), 1, limit, TEN_YEARS_S * 1_000_000, limit, wire.OnDeath.REFUNDED)
         with self.counterd.connect() as connection:
             reply = peers.ask(connection, wire.take(0, [rate], 0))

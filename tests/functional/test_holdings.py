@@ -66,7 +66,7 @@ def test_holdings_of_a_connection_come_back(ending: str, unix: bool, counterd: d
 
 @contextlib.contextmanager
 def holder(counterd: daemon.Daemon, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A client in a process of its own, that holds 3 of `jobs`."""
+    """A client in its own process, which holds 3 of `jobs`."""
     command = [sys.executable, HOLDER, *map(str, counterd.address), "jobs", "3", *arguments]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -136,7 +136,7 @@ def test_garbage_does_not_disturb_gatekeepers(start: Callable[..., daemon.Daemon
 
 
 def garbage(chance: random.Random) -> bytes:
-    """Bytes with more and less in common with requests."""
+    """Bytes that resemble requests more or less."""
     kind = chance.randrange(5)
     if kind == 0:
         return chance.randbytes(chance.randrange(1, 5000))

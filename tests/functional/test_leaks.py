@@ -143,7 +143,7 @@ CONTROL = Talk(
 
 
 class Ways:
-    """The ways a connection is made, used and ended; each method is one, of one connection."""
+    """The ways to make, use and end a connection; each method does one of them with one connection."""
 
     def __init__(self, server: Serving, talk: Talk, context: ssl.SSLContext) -> None:
         self._server = server
@@ -191,7 +191,7 @@ class Ways:
         return sock
 
     def unread(self) -> socket.socket:
-        """It is closed while the server has output for it."""
+        """Closes it while the server has output for it."""
         sock = self._server.connect_unix()
         sock.sendall(self._talk.greet + self._talk.hold + self._talk.flood)
         assert sock.recv(1)
@@ -209,7 +209,7 @@ class Ways:
         return sock
 
     def not_encrypted(self) -> socket.socket:
-        """What begins like TLS, and does not go on."""
+        """Sends what begins like TLS, and does not go on."""
         sock = self._open()
         sock.sendall(b"\x16\x03\x01\x02\x00\x01")
         return sock
@@ -225,7 +225,7 @@ class Ways:
 
 @dataclass(frozen=True)
 class Seen:
-    """What there is in the process and in the region."""
+    """The memory and objects of the process and of the region."""
 
     blocks: int
     objects: collections.Counter[str]
@@ -234,7 +234,7 @@ class Seen:
 
 
 def look(region: Callable[[], dict[str, int]] = dict) -> Seen:
-    """Once all garbage is gone."""
+    """Measures after a garbage collection."""
     figures = region()
     for _ in range(3):
         gc.collect()
@@ -255,8 +255,9 @@ def assert_nothing_stays(before: Seen, after: Seen, connections: int) -> None:
 
 
 def figures_of(server: Serving, talk: Talk) -> dict[str, int]:
-    """What of the region is in use once all is given back; and the largest number of as many connections as there
-    ever were at once: numbers that had not come back would make it grow."""
+    """What is in use in the region once everything is given back; and the largest number of connections at once, which
+    would grow if their numbers were not reused.
+    """
     store = server.store
 
     def asked() -> dict[str, int]:
@@ -282,7 +283,7 @@ def figures_of(server: Serving, talk: Talk) -> dict[str, int]:
 
 
 def come_and_go(server: Serving, ways: list[Callable[[], socket.socket]], connections: int) -> None:
-    """So many, some at once; and waits for the server to have seen the end of all."""
+    """Makes so many connections, some at once; waits until the server has seen the end of all."""
     for first in range(0, connections, TOGETHER):
         count = min(TOGETHER, connections - first)
         for sock in [ways[(first + number) % len(ways)]() for number in range(count)]:
@@ -292,7 +293,7 @@ def come_and_go(server: Serving, ways: list[Callable[[], socket.socket]], connec
 
 
 def settled(server: Serving, talk: Talk, expected: dict[str, int] | None = None) -> dict[str, int]:
-    """The figures, once what was held is given back and what expires has; or those there are in the end."""
+    """The figures after holdings were given back and keys have expired; or the last ones if that never happens."""
     found: dict[str, int] = {}
 
     def same() -> bool:
@@ -389,7 +390,7 @@ JOBS_RSS_MAX = 3 << 20  # of a daemon, or of the process that writes its journal
 
 @dataclass(frozen=True)
 class Standing:
-    """What a daemon has when nobody is there, beside memory: of its own, and of the processes it has started."""
+    """What an idle daemon uses beside memory: its figures, and the descriptors of it and of its child processes."""
 
     figures: dict[str, int]
     descriptors: list[int]
@@ -403,7 +404,7 @@ def connected(path: str) -> Peer:
 
 
 def put_and_leave(peer: Peer, tube: bytes) -> None:
-    """With a tube and a key of its own. Some jobs end, some are left in each state."""
+    """Uses its own tube and key. Some jobs end, some are left in each state."""
     puts = [beanstalk_wire.put(b"x" * (30 * number), delay=1000 * (number % 4 == 3)) for number in range(JOBS)]
     peer.ask_all([beanstalk_wire.use(tube), beanstalk_wire.watch(tube), beanstalk_wire.ignore(b"default")])
     peer.ask_all([*puts, beanstalk_wire.put_unique(b"key", tube)])

@@ -22,7 +22,7 @@ RESERVED = 64
 
 
 def admitted(counterd: daemon.Daemon, stack: contextlib.ExitStack, count: int, unix: bool = False) -> list:
-    """So many connections that were let in."""
+    """Makes so many connections that were accepted."""
     connections = [stack.enter_context(counterd.connect(unix=unix)) for _ in range(count)]
     for connection in connections:
         assert peers.ask(connection, wire.noop(1)).status == 0

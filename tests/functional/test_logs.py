@@ -57,7 +57,7 @@ def test_logging_goes_on_when_the_log_is_read_again(tmp_path: Path, short_path: 
     written = bytearray()
 
     def told() -> int:
-        """Lines of which the log says by now that they were lost."""
+        """The number of lines that the log reports as lost so far."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(reading, 65536):
                 written.extend(data)
@@ -102,7 +102,7 @@ def test_the_daemon_serves_after_its_log_is_closed(tmp_path: Path, short_path: P
 
 
 def connected(path: str) -> Client | None:
-    """A client that was answered: before that, a signal can come too early."""
+    """Returns a client that was answered: before that, a signal can come too early."""
     with contextlib.suppress(ConnectionLost):
         client = Client(path=path, timeout=daemon.PATIENCE)
         client.noop()

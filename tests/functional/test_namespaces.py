@@ -35,7 +35,7 @@ def net() -> Iterator[Net]:
 
 @contextlib.contextmanager
 def holder(net: Net, counterd: daemon.Daemon, name: str, *arguments: str) -> Iterator[IO[str]]:
-    """A client on the other host; gives what it reads its orders from."""
+    """Runs a client on the other host; yields the stream of its orders."""
     command = [*net.there, sys.executable, str(HOLDER), HERE, str(counterd.address.port), name, "3", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -48,7 +48,9 @@ def holder(net: Net, counterd: daemon.Daemon, name: str, *arguments: str) -> Ite
 
 
 def probed(net: Net, counterd: daemon.Daemon) -> list[float]:
-    """When the daemon's connections are probed next: in proc(5), timer 02 and its time in hundredths of a second."""
+    """When the kernel next probes the daemon's connections: in proc(5), timer 02 and its time in hundredths of a
+    second.
+    """
     table = subprocess.run([*net.here, "cat", "/proc/net/tcp"], capture_output=True, text=True, check=True).stdout
     found = []
     for line in table.splitlines()[1:]:

@@ -27,7 +27,7 @@ def dial(counterd: Daemon, address: str) -> socket.socket:
 
 
 def refused(connection: socket.socket) -> int:
-    """Sends Takes that have to wait. Returns how many were refused."""
+    """Sends Takes that would have to wait. Returns how many were refused."""
     takes = b"".join(
         wire.take(1 + number, [wire.Permit(b"p", 1, 1)], wait_ms=600_000) for number in range(PER_CONNECTION)
     )

@@ -20,7 +20,7 @@ SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
 def left(counterd: daemon.Daemon) -> list[dict[str, str]]:
-    """The lines of /proc/PID/task/TID/status, of each thread."""
+    """The lines of each thread's /proc/PID/task/TID/status."""
     threads = Path(f"/proc/{counterd.pid}/task").iterdir()
     return [dict(line.split(":\t", 1) for line in (thread / "status").read_text().splitlines()) for thread in threads]
 

@@ -112,7 +112,7 @@ def serve(start: Callable[..., Daemon], folder: Path) -> Callable[..., Daemon]:
 
 @pytest.fixture(params=[60_000])
 def peer(request: pytest.FixtureRequest, serve: Callable[..., Daemon]) -> Iterator[tuple[Daemon, Peer]]:
-    """With that much time, in milliseconds, for each call of the service."""
+    """A connection to a daemon whose service has that many milliseconds for each call."""
     counterd = serve(token_service="shop_tokens:Tokens", extension_timeout=request.param)
     with connected(counterd) as peer:
         yield counterd, peer

@@ -41,7 +41,7 @@ def serve(start: Callable[..., Daemon], rules: Path) -> Callable[..., Daemon]:
 
 
 def not_reloaded(counterd: Daemon) -> list[str]:
-    """Has it reread its files, and gives what it says is wrong."""
+    """Makes the daemon reload its files, and returns the error that it logs."""
     count = len(counterd.lines("not reloaded"))
     counterd.send_signal(signal.SIGHUP)
     counterd.wait_for_log("not reloaded", count + 1)
@@ -52,7 +52,7 @@ def not_reloaded(counterd: Daemon) -> list[str]:
 
 
 def again(counterd: Daemon) -> None:
-    """Has it reread its files, which are right."""
+    """Makes the daemon reload its files, which are valid."""
     count = len(counterd.lines(" reloaded "))
     counterd.send_signal(signal.SIGHUP)
     counterd.wait_for_log(" reloaded ", count + 1)

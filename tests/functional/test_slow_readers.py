@@ -29,7 +29,7 @@ MIB = 1 << 20
 def holder(
     request: pytest.FixtureRequest, start: Callable[..., daemon.Daemon], short_path: Path
 ) -> Iterator[tuple[daemon.Daemon, socket.socket]]:
-    """A daemon with that patience, in seconds, and a connection that holds COUNTERS counters there."""
+    """A daemon with that timeout, in seconds, and a connection that holds COUNTERS counters."""
     patience = request.param
     settings = {"counter.user_timeout": patience, "counter.write_timeout": patience}
     counterd = start({**settings, "counter.socket": str(short_path / "s")})
@@ -39,7 +39,7 @@ def holder(
 
 
 def read_slowly(connection: socket.socket, stop: threading.Event, taken: list[int]) -> None:
-    """About 400 KB/s, in pieces, until told to stop: it never takes all that is there."""
+    """Reads about 400 KB/s, in pieces, until told to stop: never everything that is there."""
     while not stop.wait(0.05):
         data = connection.recv(20_000)
         if not data:

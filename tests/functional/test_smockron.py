@@ -40,7 +40,7 @@ def serve(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]
 
 
 def figures(counterd: Daemon) -> dict[str, int]:
-    """What it logs of itself."""
+    """The figures that the daemon logs."""
     count = len(counterd.lines("stats of smockron"))
     counterd.send_signal(signal.SIGUSR1)
     line = counterd.wait_for_log("stats of smockron", count + 1)
@@ -184,7 +184,7 @@ def test_a_publisher_at_the_control_port_gets_an_error(serve: Callable[..., Daem
 
 
 class Real:
-    """A gatekeeper of ZeroMQ, while the block runs. where: both addresses of a master, or of a router."""
+    """A gatekeeper made with ZeroMQ, during the block. where: both addresses of a master, or of a router."""
 
     def __init__(self, where: Iterable[Address], *options: tuple[int, int]) -> None:
         self.context = zmq.Context()
@@ -205,13 +205,13 @@ class Real:
         self.pub.send_multipart([domain + b"\0", b"ACCEPTED", identifier, b"0", b"", b""])
 
     def told(self) -> list[bytes]:
-        """The next control message, or nothing for a while."""
+        """Returns the next control message; None if there is none for a while."""
         with contextlib.suppress(zmq.Again):
             return self.sub.recv_multipart()
         return []
 
     def asks_until_told(self, identifier: bytes, domain: bytes = b"login") -> list[bytes]:
-        """Sends again and again: what is sent before all is connected is lost, and so is what is said."""
+        """Sends repeatedly until a message arrives: whatever is sent before all is connected is lost."""
 
         def heard() -> list[bytes]:
             self.account(domain, identifier)
@@ -257,7 +257,9 @@ def test_zeromqs_heartbeats_are_answered_and_it_reconnects(
 
 @contextlib.contextmanager
 def router(*masters: Daemon) -> Iterator[list[Address]]:
-    """ZeroMQ's own, between gatekeepers and these masters: what it has for each of their two ports."""
+    """Runs a router made with ZeroMQ between gatekeepers and these masters. Yields its addresses for each of the two
+    ports.
+    """
     context = zmq.Context()
     found, threads = [], []
     for port, (front, back) in enumerate([(zmq.XSUB, zmq.XPUB), (zmq.XPUB, zmq.XSUB)]):
@@ -276,7 +278,7 @@ def router(*masters: Daemon) -> Iterator[list[Address]]:
 
 
 def route(*sockets: zmq.Socket[bytes]) -> None:
-    """Until the context ends."""
+    """Routes messages until the context ends."""
     with contextlib.suppress(zmq.ContextTerminated):
         zmq.proxy(*sockets)
     for each in sockets:
@@ -284,7 +286,7 @@ def route(*sockets: zmq.Socket[bytes]) -> None:
 
 
 def our_gatekeeper(where: Sequence[Address], domain: str) -> Gatekeeper:
-    """Counterd's, behind a router."""
+    """A gatekeeper of counterd's, behind a router."""
     accounting, control = (f"{address.host}:{address.port}" for address in where)
     return Gatekeeper((accounting, control), domain)
 

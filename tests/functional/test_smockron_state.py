@@ -31,7 +31,7 @@ PROBED = {"probe": {"rate": "1000/sec", "burst": "1 day"}}
 
 
 class Redis:
-    """A real one on a Unix socket. client: to look into it."""
+    """A real Redis on a Unix socket. client: to look into it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -73,12 +73,12 @@ def serve(start: Callable[..., Daemon], shared: Redis, tmp_path: Path) -> Callab
 
 
 def decided(shared: Redis, key: str) -> int:
-    """What Redis has for it."""
+    """What Redis has decided for it."""
     return int(wait_until(lambda: shared.client.get(key), f"{key} in Redis"))
 
 
 def warned(daemon: Daemon, count: int) -> str:
-    """The last of so many lines that say that Redis is unavailable."""
+    """Waits for so many lines that Redis is unavailable. Returns the last."""
     return daemon.wait_for_log("Redis is unavailable", count)
 
 

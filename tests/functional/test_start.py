@@ -152,7 +152,7 @@ counter.stat_interval = 3600
 
 @pytest.fixture(params=["file", "abstract"])
 def notified(request: pytest.FixtureRequest, short_path: Path) -> Iterator[tuple[socket.socket, str]]:
-    """A socket like that of systemd, and what NOTIFY_SOCKET is then."""
+    """A socket like systemd's, and the value of NOTIFY_SOCKET for it."""
     shown = str(short_path / "notify") if request.param == "file" else f"@{short_path}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(shown.replace("@", "\0", 1))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def manager(short_path: Path) -> Iterator[socket.socket]:
-    """A socket like that of systemd, which it is told through."""
+    """A socket like that of systemd, to which the daemon reports."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(short_path / "notify"))
         listening.settimeout(daemon.PATIENCE)
@@ -28,7 +28,7 @@ def manager(short_path: Path) -> Iterator[socket.socket]:
 
 
 def passing(*listening: socket.socket, names: str | None = None) -> tuple[str, ...]:
-    """The daemon, with these sockets as systemd would pass them."""
+    """The daemon, which gets these sockets as systemd would pass them."""
     code = "import os\nos.environ['LISTEN_PID'] = str(os.getpid())\n"
     code += f"os.environ['LISTEN_FDS'] = '{len(listening)}'\n"
     code += "" if names is None else f"os.environ['LISTEN_FDNAMES'] = {names!r}\n"
@@ -45,7 +45,7 @@ def inherit(*sockets: socket.socket) -> None:
 
 @pytest.fixture
 def run_with(start: Callable[..., daemon.Daemon], monkeypatch: pytest.MonkeyPatch) -> Callable[..., daemon.Daemon]:
-    """Starts it with sockets."""
+    """Starts the daemon with sockets."""
     real = daemon.subprocess.Popen
 
     def run_with(settings: dict[str, object], *listening: socket.socket, names: str | None = None) -> daemon.Daemon:
@@ -126,7 +126,7 @@ def test_passed_sockets_that_do_not_fit_are_errors(
 
 
 def fill(manager: socket.socket) -> None:
-    """Has its queue take no more."""
+    """Fills the queue of the socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(BlockingIOError):
         sender.setblocking(False)
         while True:
@@ -151,7 +151,7 @@ def test_a_notification_is_repeated_if_systemd_had_no_room(
 
 
 def received(manager: socket.socket, wanted: str) -> list[str]:
-    """What comes up to the wanted state."""
+    """Receives messages up to the wanted state."""
     found: list[str] = []
     while wanted not in found:
         found += manager.recv(4096).decode().split("\n")

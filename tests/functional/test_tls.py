@@ -46,7 +46,7 @@ def connect(server: Serving, context: ssl.SSLContext | None = None, **options: o
 
 @contextlib.contextmanager
 def s_client(server: Serving, directory: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """OpenSSL's client: what it reads goes to the server, what comes is written behind what it has to say itself."""
+    """Runs OpenSSL's client: it sends what it reads from stdin, and writes what it receives after its own messages."""
     authority("ours").cert_pem.write_to_path(directory / "authority.pem")
     host, port = server.address
     program = [needs.path("openssl"), "s_client", "-connect", f"{host}:{port}", "-servername", host]
@@ -66,7 +66,7 @@ def type_in(process: subprocess.Popen[bytes], data: bytes) -> None:
 
 
 def read_until(process: subprocess.Popen[bytes], wanted: bytes) -> bytes:
-    """All it has written, up to that."""
+    """Reads its output up to this text."""
     assert process.stdout is not None
     said = bytearray()
     while wanted not in said:

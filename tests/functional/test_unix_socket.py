@@ -28,7 +28,7 @@ def path(short_path: Path) -> Path:
 
 
 def refused(tmp_path: Path, path: Path) -> str:
-    """Starts a daemon that must not come up, and returns what it says."""
+    """Starts a daemon that must not come up, and returns its error message."""
     config = tmp_path / "refused.conf"
     config.write_text(daemon.config_text({"counter.socket": path}))
     result = daemon.run("-c", config)

@@ -47,7 +47,7 @@ TOKENS = [
 
 
 class Drawn(Source):
-    """An input as what a history is made of."""
+    """An input as the source of a random history."""
 
     def random(self) -> float:
         return self.byte() / 256
@@ -60,7 +60,9 @@ class Drawn(Source):
 
 
 class CutBoth(Both):
-    """Whose commands are cut, and which is audited in the end only: that takes most of the time."""
+    """The store and the model, with commands that are cut, and only one audit at the end, as audits take most of the
+    time.
+    """
 
     def __init__(self, source: Drawn) -> None:
         super().__init__()
@@ -74,7 +76,7 @@ class CutBoth(Both):
 
 
 class Parsed:
-    """A connection, and the parser of its replies. waits: how much of a put has not been sent."""
+    """A connection, and the parser of its replies. waits: the unsent bytes of a put."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -137,7 +139,7 @@ class Kept:
         self.kept.bench.store.refuse_puts(bool(source.byte() & 1))
 
     def write(self, number: int, _source: Source) -> None:
-        """A step of the disk."""
+        """One step of the disk."""
         if not self.kept.take():
             return
         if number & 1:
@@ -151,18 +153,18 @@ class Kept:
             self.kept.refuse()
 
     def skew(self, _number: int, source: Source) -> None:
-        """The wall clock is set."""
+        """Sets the wall clock."""
         now_ns = self.kept.bench.now_ns
         self.kept.bench.store.set_wall(UNIX_NS + now_ns - START_NS + source.choice(SKEWS_NS), now_ns)
         self.skewed = True
 
     def crash(self, _number: int, _source: Source) -> None:
-        """What is on disk is what another store begins with."""
+        """Starts another store from what is on disk."""
         self.peers.clear()
         self.kept.crash()
 
     def restart(self, _number: int, _source: Source) -> None:
-        """All is on disk: nothing has changed for those that come."""
+        """Writes everything, and starts another store, which must have the same jobs."""
         bench = self.kept.bench
         self.peers.clear()
         for _ in range(DISK_STEPS):
@@ -176,7 +178,7 @@ class Kept:
         assert self.skewed or before == after, (before, after)
 
     def told(self) -> list[Any]:
-        """Of all jobs, and of the limits."""
+        """Everything about all jobs, and the limits."""
         peer = self.kept.connect()
         parser = wire.Parser()
 

@@ -50,7 +50,7 @@ FILE = File()
 
 
 def read(content: bytes, overrides: list[str]) -> Config | None:
-    """The configuration, or None if it has mistakes, each of which says where."""
+    """The configuration, or None if it has mistakes, whose messages must have a place."""
     path = FILE.write(content)
     try:
         config = load(path, overrides, ROOMS)
@@ -76,7 +76,7 @@ def check_problems(error: ConfigError, content: bytes, overrides: list[str]) -> 
 
 
 def written(values: dict[str, Any]) -> bytes:
-    """The values as a file of our own."""
+    """The values as a configuration file."""
     return b"".join(f'{key} = "{as_text(key, value)}"\n'.encode() for key, value in values.items())
 
 

@@ -65,7 +65,7 @@ TOKENS = [
 
 
 class Pair:
-    """A connection: the session, its model, and what its peer has not sent yet."""
+    """A connection: the session, its model, and the bytes that its peer has not sent yet."""
 
     def __init__(self, session: Any, model: ModelSession) -> None:
         self.session = session
@@ -74,7 +74,7 @@ class Pair:
 
 
 class Room:
-    """One store and its model, side by side."""
+    """One store and its model."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
         self.store = make_store(**sizes)
@@ -84,7 +84,7 @@ class Room:
         self.frames = 0
 
     def pair(self, number: int) -> Pair:
-        """The connection in that place; another one, if it was closing."""
+        """The connection in that slot; a new one, if it was closing."""
         pair = self.pairs[number]
         if pair is not None and pair.session.closing:
             self.close(number)
@@ -95,7 +95,7 @@ class Room:
         return pair
 
     def compare(self, pair: Pair, method: str, *data: bytes) -> None:
-        """The session is told something; the model checks what it says."""
+        """Gives input to the session; the model checks its output."""
         session = pair.session
         said = getattr(session, method)(*map(fenced, data), self.now_ns)
         plain = without_stats(said)
@@ -104,7 +104,7 @@ class Room:
         assert (session.more, session.closing) == (pair.model.more, pair.model.closing)
 
     def send(self, pair: Pair, source: Source, how: int) -> None:
-        """What is unsent: at once, later, all but its last bytes, or in pieces."""
+        """Sends the unsent bytes: at once, later, all but the last, or in pieces."""
         if how == 1:
             return
         data, pair.unsent = pair.unsent, b""
@@ -122,7 +122,7 @@ class Room:
         raise AssertionError("it never comes to its end")
 
     def close(self, number: int) -> None:
-        """Twice; it says nothing any more."""
+        """Closes twice; the session must produce no more output."""
         pair = self.pairs[number]
         if pair is None:
             return
@@ -164,7 +164,7 @@ class Room:
         self.ask(number, how, source, source.choice(TOKENS))
 
     def burst(self, number: int, how: int, source: Source) -> None:
-        """Many counters are acquired, and perhaps released: idle ones, and stale entries of the ring."""
+        """Acquires many counters, and perhaps releases them: idle ones, and stale entries of the ring."""
         first, count = source.byte(), source.byte() % 129
         self.frames += 2 * count
         if self.frames > FRAMES_MAX:
@@ -233,7 +233,7 @@ class Room:
         )
 
     def end(self) -> None:
-        """Everybody goes, and everything is given back, once."""
+        """Ends all connections; everything must be given back, once."""
         self.agrees()
         for number in range(SESSIONS_MAX):
             self.close(number)
@@ -265,7 +265,7 @@ OPERATIONS = [
 
 
 def without_stats(said: bytes) -> bytes:
-    """What was said, with the figures of a Stats checked for their form and left out: the model does not have them."""
+    """The replies, without the figures of Stats, whose form is checked: the model does not have them."""
     if b"\x91\x10\x00" not in said:
         return said
     kept = []

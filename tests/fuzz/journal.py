@@ -39,18 +39,18 @@ TOKENS = [bytes(17), b"\0\2", b"\xf0"]  # a job; its tube and its state; what is
 
 
 class Rows:
-    """What an input says of rows."""
+    """The rows that an input describes."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
 
     def value(self, options: Sequence[Any]) -> Any:
-        """One of those, or one that may be none of them."""
+        """One of the valid values, or perhaps an invalid one."""
         which = self.source.byte()
         return self.source.choice(ODD) if which >= ODD_FROM else options[which % len(options)]
 
     def job(self) -> list[Any]:
-        """A row of the table of jobs, with a body that is right or damaged."""
+        """A row of the table of jobs, with a valid or damaged body."""
         row = [self.value(range(1, 9)), self.value(NAMES), self.value((1, 2, 3, 4))]
         row += [self.value(NUMBERS), self.value(NUMBERS), self.value((60, 1, (1 << 32) - 1))]
         row += [self.value(TIMES) for _ in range(3)]
@@ -62,7 +62,7 @@ class Rows:
         return [*row, None if row[-1] is None else self.value(MAXIMUMS)]
 
     def fill(self, database: sqlite3.Connection) -> None:
-        """Rows that a table cannot have are left out."""
+        """Writes the rows, except those that the table refuses."""
         for _ in range(self.source.byte() % 8):
             job = self.job()
             if isinstance(job[BODY], bytes) and len(job[BODY]) > journal.BODY_INLINE_MAX:
@@ -84,7 +84,7 @@ def insert(database: sqlite3.Connection, table: str, row: list[Any]) -> None:
 
 
 def right(database: sqlite3.Connection) -> dict[int, tuple[Any, ...]]:
-    """The jobs that make sense by themselves, without their keys, by id."""
+    """The jobs that are valid by themselves, without their keys, by id."""
     found = {}
     for row in database.execute(journal.JOBS):
         with contextlib.suppress(ValueError):
@@ -94,7 +94,7 @@ def right(database: sqlite3.Connection) -> dict[int, tuple[Any, ...]]:
 
 
 def live(kept: Journaled, source: Source) -> None:
-    """Something is done with what was taken up; then it is written, and taken up once more."""
+    """Uses the restored jobs; then writes and restores them once more."""
     kept.bench.store.audit()
     assert kept.bench.store.snapshot()["jobs"] == kept.restored == journal.count(kept.database)
     peer = kept.connect()
@@ -119,7 +119,7 @@ def live(kept: Journaled, source: Source) -> None:
 
 
 def told(database: sqlite3.Connection) -> list[list[Any]]:
-    """All that there is, but for keys that are free: those are not written."""
+    """Everything in the store except free keys, which are not written."""
     what = ("jobs", "keys WHERE until > 0", "limits", "numbers")
     return [database.execute(f"SELECT * FROM {table}").fetchall() for table in what]
 

@@ -37,7 +37,7 @@ def written(limits: Limits) -> dict[str, list[dict[str, Any]]]:
 
 
 def best(rules: Sequence[Rule], name: bytes) -> Rule | None:
-    """The name itself, else the longest beginning: said a second time."""
+    """The rule of the name itself, else that of the longest prefix: an independent implementation."""
     fitting = [
         rule for rule in rules if (name.startswith(rule.name) if rule.is_prefix else rule.name == name)
     ]  # fmt: skip

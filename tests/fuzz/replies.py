@@ -111,7 +111,7 @@ Told = tuple[list[Any], str]
 
 
 def told(feed: Callable[[bytes], Iterable[Any]], pieces: Iterable[bytes], error: type[Exception]) -> Told:
-    """What came out of the stream, and the name of the error that ended it."""
+    """The parsed items of the stream, and the name of the error that ended it."""
     found: list[Any] = []
     try:
         for piece in pieces:
@@ -123,7 +123,7 @@ def told(feed: Callable[[bytes], Iterable[Any]], pieces: Iterable[bytes], error:
 
 
 def check_cut(make: Callable[[], Callable[[bytes], Iterable[Any]]], source: Source, error: type[Exception]) -> None:
-    """The stream whole, in pieces, and byte by byte."""
+    """Parses the stream whole, in pieces, and byte by byte."""
     pieces = source.byte() or 1
     stream = source.take(len(source.data))
     cut = [stream[start : start + pieces] for start in range(0, len(stream), pieces)]
@@ -151,7 +151,7 @@ class SeenCall(Call):
 
 
 def counter_calls(requests: list[int]) -> Callable[[bytes], Iterable[Any]]:
-    """Requests of the counter protocol under way, as both clients keep them."""
+    """Pending requests of the counter protocol, as both clients keep them."""
     calls = PermitCalls()
     seen: list[Any] = []
     waiting = [SeenCall(seen) for _ in requests]
@@ -173,7 +173,7 @@ def counter_calls(requests: list[int]) -> Callable[[bytes], Iterable[Any]]:
 
 
 def token_calls(requests: list[int]) -> Callable[[bytes], Iterable[Any]]:
-    """Requests of the sentinel protocol under way, as both clients keep them."""
+    """Pending requests of the sentinel protocol, as both clients keep them."""
     calls = TokenCalls(Tally())
     seen: list[Any] = []
     waiting = [SeenCall(seen) for _ in requests]
@@ -211,7 +211,7 @@ def throttr_parser(size: ValueSize, requests: list[int]) -> Callable[[bytes], It
 
 
 def beanstalk_parser() -> Callable[[bytes], Iterable[Any]]:
-    """Replies of the beanstalk protocol, and what their bodies may say."""
+    """Replies of the beanstalk protocol, and the contents of their bodies."""
     parser = beanstalk_wire.Parser(VALUE_MAX)
 
     def feed(data: bytes) -> Iterable[Any]:
@@ -276,7 +276,7 @@ def counter_client(requests: list[int], source: Source) -> None:
 
 
 def token_client(requests: list[int], source: Source) -> None:
-    """Nobody waits for its first answer: what that grants is given back."""
+    """The caller of the first request is gone: what that grants is given back."""
     near, far = served(source)
     tally = Tally()
     with far:
@@ -311,7 +311,7 @@ def throttr_client(size: ValueSize, requests: list[int], source: Source) -> None
 
 
 def take_event(client: throttr.Client) -> None:
-    """Or hears that some are missing there. Raises what next_event() does where no more can come."""
+    """Takes an event, or the report that some are missing. Raises what next_event() raises at the end."""
     with contextlib.suppress(EventsLost):
         event = client.next_event(timeout=TIMEOUT_S)
         assert event is not None

@@ -51,7 +51,7 @@ NAMES |= {Tag.DOUBLE: ("double", ">d"), Tag.FLOAT: ("float", ">f"), Tag.BOOLEAN:
 
 
 def item(value: bytes, count: int) -> dict[str, Any]:
-    """Of paramFlowItemList, from its value on the wire."""
+    """An entry of paramFlowItemList, from its value on the wire."""
     tag = Tag(value[0])
     if tag == Tag.STRING:
         return {"object": value[5:].decode(), "classType": "String", "count": count}

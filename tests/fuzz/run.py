@@ -51,7 +51,7 @@ def inputs(target: str) -> list[bytes]:
 
 
 def fuzz(target: str, arguments: list[str]) -> None:
-    """Within the sanitizers: runs libFuzzer, which ends the process."""
+    """Runs libFuzzer, which ends the process. Called in a process with the sanitizers."""
     import atheris
 
     sys.path.insert(0, str(ROOT / "tests"))
@@ -66,7 +66,7 @@ def fuzz(target: str, arguments: list[str]) -> None:
 
 
 def command(target: str, *arguments: object) -> tuple[list[str], dict[str, str]]:
-    """What runs that process, and its environment."""
+    """The command of that process, and its environment."""
     runtime = next(Path(sys.prefix).glob("lib/python*/site-packages/asan_with_fuzzer.so"))
     environment = {**os.environ, **SANITIZERS, "LD_PRELOAD": str(runtime), "FUZZ_TARGET": target}
     return [sys.executable, __file__, *map(str, arguments)], environment
@@ -76,7 +76,7 @@ def command(target: str, *arguments: object) -> tuple[list[str], dict[str, str]]
 
 
 def cpu_seconds(pid: int) -> float:
-    """That a process has used so far."""
+    """The CPU time that a process has used so far."""
     used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
 
@@ -95,7 +95,7 @@ class Run:
     status: int | None = None
 
     def ended(self) -> bool:
-        """Looks; and has it come to its end when it has used its time."""
+        """Checks the process; ends it when it has used its time."""
         if self.status is None:
             pid, status, used = os.wait4(self.process.pid, os.WNOHANG)
             if pid:
@@ -134,12 +134,12 @@ def start(target: str, seconds: int) -> Run:
 
 
 def finds(target: str) -> list[Path]:
-    """Inputs that broke something; one that only took long is none."""
+    """The inputs that caused a failure, except those that were only slow."""
     return sorted(path for kind in ("crash", "timeout", "oom") for path in (BUILD / target).glob(f"{kind}-*"))
 
 
 def fuzz_all(targets: list[str], seconds: int, jobs: int) -> bool:
-    """Each for so many seconds of CPU time, so many targets at once; whether nothing was found."""
+    """Fuzzes each target for so many seconds of CPU time, several at once. Returns whether nothing was found."""
     waiting, running, sound = list(targets), list[Run](), True
     for target in targets:
         for path in finds(target):
@@ -170,7 +170,9 @@ def fuzz_all(targets: list[str], seconds: int, jobs: int) -> bool:
 
 
 def minimise(target: str) -> None:
-    """Replaces the corpus in the repository by the fewest inputs that reach all that both reach together."""
+    """Replaces the corpus in the repository by the fewest inputs that reach everything that both corpora reach
+    together.
+    """
     folder = BUILD / target
     merged, found = folder / "merged", folder / "found"
     for path in (merged, found):

@@ -93,7 +93,7 @@ TOKENS = [
 
 
 def make_store(tokens: int) -> SentinelStore:
-    """A small one, without rules and bounds."""
+    """A small store, without rules and bounds."""
     return SentinelStore(
         namespaces=64, holdings=64, holdings_per_connection=64, name_memory=1 << 18, hash_key=bytes(16),
         token_key=bytes(16), reply_max=16, posted_max=65536, tokens=tokens, param_values=VALUES_MAX, rules=RULES_MAX,
@@ -117,7 +117,7 @@ class BoundedModel(Model):
 
 
 class Pair:
-    """A connection: session, model, what its peer has not sent yet, and what it has heard that is no whole frame."""
+    """A connection: session, model, unsent bytes of its peer, and output that is no whole frame yet."""
 
     def __init__(self, session: Any, model: ModelSession) -> None:
         self.session = session
@@ -127,7 +127,7 @@ class Pair:
 
 
 class Room:
-    """One store and its model, side by side."""
+    """One store and its model."""
 
     def __init__(self, kind: int) -> None:
         tokens = (400, 6)[kind & 1]
@@ -165,7 +165,7 @@ class Room:
     # -- comparing --
 
     def learn(self) -> None:
-        """What the store's sweeps have freed, whose leases have to be over."""
+        """Learns which tokens the store's sweeps have freed; their leases must have ended."""
         model = self.model
         model.now_ns = self.now_ns
         if self.store.held() == len(model.tokens):
@@ -180,7 +180,7 @@ class Room:
             del model.tokens[id]
 
     def send(self, pair: Pair, source: Source, how: int) -> None:
-        """What is unsent: at once, later, all but its last bytes, or in pieces. Then both must have said the same."""
+        """Sends the unsent bytes: at once, later, all but the last, or in pieces. Then both outputs must be equal."""
         if how == 1:
             return
         data, pair.unsent = pair.unsent, b""
@@ -214,7 +214,7 @@ class Room:
         assert told == self.model.answer(pair.model, frame, granted)
 
     def fetch(self) -> None:
-        """The store's turns, until nothing is due."""
+        """Gives the store ticks until nothing is due."""
         for _ in range(TURNS_MAX):
             if not 0 <= self.store.next_deadline() <= self.now_ns:
                 break
@@ -226,7 +226,9 @@ class Room:
             assert not self.model.overdue(self.now_ns - SWEEP_NS - 2 * TICK_NS)
 
     def forget(self, number: int) -> None:
-        """It is gone: closed twice, it says nothing any more. Turns, as only they take it out of its namespaces."""
+        """Ends the connection: closed twice, it must produce no more output. Gives ticks, as only they remove it from
+        its namespaces.
+        """
         pair = self.pairs[number]
         assert pair is not None
         self.learn()
@@ -248,7 +250,7 @@ class Room:
         self.ask(number, how, source, source.take(source.byte()))
 
     def frame(self, number: int, how: int, source: Source) -> None:
-        """Any type with any data, whose length is the truth, or begins where a frame becomes too long."""
+        """A frame of any type with any data. Its length is true, or close to the largest one."""
         kind, size = source.byte(), source.byte()
         data = source.take(size) if size < 250 else bytes(1007 + 4 * size - 1000)
         self.ask(number, how, source, wire.frame(number, kind if kind < 128 else kind - 256, data))
@@ -274,7 +276,7 @@ class Room:
         )
 
     def token(self, source: Source) -> int:
-        """One of the last that were given out, or none."""
+        """One of the last granted tokens, or an unknown one."""
         which = source.byte()
         return self.ids[-1 - which] if which < len(self.ids) else which - 128
 
@@ -285,7 +287,7 @@ class Room:
         self.ask(number, how, source, wire.keep(5, self.token(source)))
 
     def eof(self, number: int, how: int, source: Source) -> None:
-        """The peer sends its last."""
+        """The peer half-closes."""
         pair = self.pairs[number]
         if pair is not None:
             assert pair.session.eof(self.now_ns) == b""
@@ -304,7 +306,9 @@ class Room:
         self.learn()
 
     def advance(self, number: int, how: int, source: Source) -> None:
-        """By a step; or to a moment at which a lease or a part of a window ends, or the nanosecond before."""
+        """Advances the clock by a step; or to a moment at which a lease or a part of a window ends, or the nanosecond
+        before.
+        """
         if how == 0:
             self.now_ns = min(self.now_ns + source.choice(STEPS_NS), END_NS)
             return
@@ -317,7 +321,7 @@ class Room:
             self.now_ns = max(self.now_ns, source.choice(coming) - (how & 1))
 
     def rules(self, number: int, how: int, source: Source) -> None:
-        """Other ones; now and then, other bounds of the sweep."""
+        """Loads other rules; sometimes, other bounds of the sweep."""
         self.learn()
         if how == 3:
             self.set_limits(source.byte() % 3)
@@ -325,7 +329,7 @@ class Room:
             self.load(VARIANTS[number])
 
     def nobody(self, number: int, how: int, source: Source) -> None:
-        """What extensions do, for one who never goes."""
+        """A request of an extension, for an owner that never ends."""
         self.learn()
         id = self.token(source)
         if how == 0:
@@ -350,7 +354,7 @@ class Room:
             assert (told["now_calls"] if told else 0) == self.model.now_calls(flow_id)
 
     def end(self, audited: bool) -> None:
-        """Everybody goes, and so does what they had; whoever never goes is told to."""
+        """Ends all connections, whose tokens must end; tokens without an owner are released."""
         self.agrees(audited)
         told = sorted((*key, count) for key, count in self.model.outcomes.items())
         assert sorted(self.store.outcomes()) == told

@@ -15,7 +15,7 @@ TOKENS: list[bytes] = []  # an input has no words
 
 
 def one_input(data: bytes) -> None:
-    """Plays it; raises whatever is wrong."""
+    """Plays the input; raises on any violation."""
     source: Any = Drawn(data)
     history = History(source)
     for _ in range(STEPS_MAX):

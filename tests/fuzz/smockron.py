@@ -61,7 +61,7 @@ TOKENS = [
 
 
 class Room:
-    """One store and its model, side by side."""
+    """One store and its model."""
 
     def __init__(self) -> None:
         self.bench = Pump(make_store(PARSED[0], identifiers=IDENTIFIERS_MAX, message_max=MESSAGE_MAX))
@@ -72,7 +72,7 @@ class Room:
         self.pairs: dict[int, tuple[Any, Any, bytearray]] = {}
 
     def pair(self, number: int) -> tuple[Any, Any, bytearray]:
-        """The connection in that place; the odd ones come by the control port."""
+        """The connection in that slot; odd slots use the control port."""
         if number not in self.pairs:
             peer = self.bench.connect_by_name("control" if number & 1 else "gate")
             self.pairs[number] = (peer, self.model.session(self.bench.now_ns, number & 1), bytearray())
@@ -157,7 +157,7 @@ OPERATIONS = [
 
 
 def one_input(data: bytes) -> None:
-    """Plays it; raises whatever is wrong."""
+    """Plays the input; raises on any violation."""
     room, source = Room(), Source(data)
     for _ in range(OPERATIONS_MAX):
         if not source:

@@ -16,7 +16,7 @@ BYTES_AT = bytes.__basicsize__ - 1
 
 
 class Source:
-    """An input, and how far it has been read."""
+    """An input, and the position up to which it has been read."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -39,7 +39,7 @@ class Source:
         return options[self.byte() % len(options)]
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """The data, cut as the next byte says: not at all, or into pieces of so many bytes, not too many of them."""
+        """The data, cut as the next byte says: not at all, or into pieces of so many bytes, up to some number."""
         size = max(self.byte() or len(data), len(data) // PIECES_MAX, 1)
         for start in range(0, len(data), size):
             yield data[start : start + size]
@@ -58,9 +58,10 @@ _poison = _poisoner()
 
 
 def fenced(data: bytes) -> bytes:
-    """The same bytes in an object of their own. Where AddressSanitizer runs, reading what is behind them is an error.
+    """The same bytes in an object of their own.
 
-    CPython puts a NUL there, which would hide the read of one byte too many. Freeing the object lifts the fence.
+    Under AddressSanitizer, reading behind them is an error. CPython puts a NUL there, which would hide a read of one
+    byte too many. Freeing the object lifts the fence.
     """
     fresh = bytes(bytearray(data))
     if _poison is not None and len(fresh) > 1:  # shorter ones are shared by all

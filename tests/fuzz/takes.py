@@ -34,7 +34,7 @@ TOKENS = [
 
 
 class Drawn(Source):
-    """An input as what a history is drawn from."""
+    """An input as the source of a random history."""
 
     def random(self) -> float:
         return self.byte() / 256
@@ -48,7 +48,7 @@ class Drawn(Source):
 
 
 def one_input(data: bytes) -> None:
-    """Plays it; raises whatever is wrong."""
+    """Plays the input; raises on any violation."""
     source = Drawn(data)
     kind = LimitedHistory if data[-1:] > b"\x7f" else History
     history, others = kind(source), Desk()

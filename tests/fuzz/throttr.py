@@ -93,7 +93,7 @@ class DeepModel(Model):
 
 
 class Pair:
-    """A connection: session, model, what its peer has not sent yet, and what it has been told since."""
+    """A connection: session, model, unsent bytes of its peer, and its output since then."""
 
     def __init__(self, session: Any, model: ModelSession) -> None:
         self.session = session
@@ -110,7 +110,9 @@ class Pair:
 
 
 class Room:
-    """One store and its model, side by side. eager: events are fetched at once; else only channels are in order."""
+    """One store and its model. eager: events are fetched at once; otherwise only the events of one channel are in
+    order.
+    """
 
     def __init__(self, kind: int) -> None:
         self.width = 1 << (kind & 3)
@@ -129,7 +131,7 @@ class Room:
         return [pair for pair in self.pairs if pair is not None]
 
     def pair(self, number: int) -> Pair:
-        """The connection in that place. The id of a new one is learned from the store."""
+        """The connection in that slot. The id of a new one is learned from the store."""
         found = self.pairs[number]
         if found is not None:
             return found
@@ -148,7 +150,7 @@ class Room:
     # -- comparing --
 
     def send(self, pair: Pair, source: Source, how: int) -> None:
-        """What is unsent: at once, later, all but its last bytes, or in pieces. Then both must have said the same."""
+        """Sends the unsent bytes: at once, later, all but the last, or in pieces. Then both outputs must be equal."""
         if how == 1 or self.said > SAID_MAX:
             return
         data, pair.unsent = pair.unsent, b""
@@ -175,7 +177,7 @@ class Room:
         return 0 <= self.store.next_deadline() <= self.now_ns
 
     def fetch(self) -> None:
-        """The store's turns, and the output that others have caused."""
+        """Gives the store ticks, and fetches the output that other connections have caused."""
         for _ in range(TURNS_MAX):
             due = self.is_due()
             if due:
@@ -213,7 +215,9 @@ class Room:
         pair.said.clear()
 
     def forget(self, number: int) -> None:
-        """It is gone: closed twice, it says nothing any more. A turn, as a channel of its own goes only with that."""
+        """Ends the connection: closed twice, it must produce no more output. Gives a tick, as only that removes its
+        channel.
+        """
         pair = self.pairs[number]
         assert pair is not None
         self.pairs[number] = None
@@ -229,7 +233,7 @@ class Room:
     # -- operations: each takes the connection's place, how, and the rest of the input --
 
     def number(self, source: Source) -> int:
-        """Small, or counted down from the largest of N bytes."""
+        """A number: small, or counted down from the largest of N bytes."""
         value = source.byte()
         return value if value < 192 else min(256**self.width - 256 + value, 256**self.width - 1)
 
@@ -271,7 +275,7 @@ class Room:
         self.ask(number, how, source, encode(self.width, PUBLISH, channel, value) * times)
 
     def event(self, number: int, how: int, source: Source) -> None:
-        """What was to be sent is the payload of EVENTs within EVENTs."""
+        """Wraps the unsent request in EVENTs within EVENTs."""
         pair = self.pair(number)
         for _ in range(source.byte() % 20 + 1):
             if len(pair.unsent) < 256**self.width:
@@ -282,7 +286,7 @@ class Room:
         self.ask(number, how, source, encode(self.width, CONNECTION, self.identity(source.byte())))
 
     def channel_name(self, source: Source) -> bytes:
-        """One of a few, or a connection's own."""
+        """One of a few channels, or a connection's own."""
         which = source.byte()
         if which < 64:
             return CHANNEL_NAMES[which % len(CHANNEL_NAMES)]
@@ -292,7 +296,7 @@ class Room:
         return bytes([source.byte()]) * min(source.choice(VALUE_SIZES), 256**self.width - 1)
 
     def eof(self, number: int, how: int, source: Source) -> None:
-        """The peer sends its last."""
+        """The peer half-closes."""
         self.compare(fetched=True)
         pair = self.pairs[number]
         if pair is not None:
@@ -313,7 +317,9 @@ class Room:
             self.store.tick(self.now_ns)
 
     def advance(self, number: int, how: int, source: Source) -> None:
-        """By a step; or to a moment at which a key expires, or its grace ends, or the nanosecond before."""
+        """Advances the clock by a step; or to a moment at which a key expires, or its grace time ends, or the
+        nanosecond before.
+        """
         if how == 0:
             self.now_ns = min(self.now_ns + source.choice(STEPS_NS), self.model.end_ns)
             return
@@ -330,7 +336,7 @@ class Room:
         assert self.store.sessions_open == len(self.connected) == len(self.model.sessions)
 
     def end(self, audited: bool) -> None:
-        """Everything there is, told once more, and then everybody goes."""
+        """Compares everything in the store once more, and then ends all connections."""
         self.compare(fetched=True)
         self.agrees(audited)
         last = self.pair(0)
@@ -347,7 +353,7 @@ class Room:
 
 
 class SlowPair:
-    """A connection of which only the form of what it is told is known. deaf: it does not read now."""
+    """A connection of which only the form of its output is checked. deaf: it does not read now."""
 
     def __init__(self, session: Any, width: int) -> None:
         self.session = session
@@ -361,7 +367,7 @@ class SlowPair:
         return "", 0
 
     def asked(self, data: bytes, width: int) -> None:
-        """What is complete with this is to be answered."""
+        """Notes the requests that these bytes complete."""
         self.kept += data
         while self.parser is not None and (request := parse(self.kept, width, SLOW_MESSAGE)):
             asked, self.kept = self.kept[: request.size], self.kept[request.size :]
@@ -376,7 +382,9 @@ class SlowPair:
 
 
 class SlowRoom(Room):
-    """A store with little room, and clients that do not always read: who is behind is dropped, nobody else notices."""
+    """A store with little room, and clients that do not always read: a slow one is dropped, and others are not
+    disturbed.
+    """
 
     pairs: list[Any]
 
@@ -407,7 +415,7 @@ class SlowRoom(Room):
             self.compare()
 
     def compare(self, *, fetched: bool = False) -> None:
-        """The store's turns, and all that waits for those who read."""
+        """Gives the store ticks, and fetches all output for connections that read."""
         for _ in range(TURNS_MAX):
             due = self.is_due()
             if due:
@@ -447,7 +455,7 @@ class SlowRoom(Room):
         self.store.tick(self.now_ns)
 
     def tick(self, number: int, how: int, source: Source) -> None:
-        """Or somebody stops to read, or begins again."""
+        """Gives a tick; or a connection stops reading, or begins again."""
         pair = self.pairs[number]
         if how == 0 or pair is None:
             self.store.tick(self.now_ns)
@@ -459,7 +467,7 @@ class SlowRoom(Room):
         self.compare()
 
     def listen(self, pair: Any) -> None:
-        """It is told no more than was allowed to wait for it: its requests have been answered before."""
+        """Reads the output: no more than was allowed to wait, as the requests have been answered before."""
         pair.deaf = False
         waited = 0
         for _ in range(TURNS_MAX):

@@ -43,7 +43,7 @@ def no(status: str = "NOT_FOUND") -> tuple[str, None, bytes]:
 
 
 def said(*rows: tuple[Any, ...]) -> list[Operation]:
-    """A row: client, call, seconds of start and end, and the answer, or its first word."""
+    """An operation, from a row: client, call, seconds of start and end, and the answer, or its first word."""
     found = []
     for client, call, *times_and_answer in rows:
         times = [int(moment * S) for moment in times_and_answer[:2]]
@@ -59,7 +59,7 @@ TAKEN = (2, GIVEN, 1, 1.1, HAS)
 
 
 def wrong_in(operations: list[Operation], **known: Any) -> list[str]:
-    """Everything that is said of a history."""
+    """All complaints about a history."""
     violation = check(jobs(operations), JobModel(late_ns=LATE, **known))
     return ([] if violation is None else [str(violation)]) + disorder(operations)
 
@@ -238,7 +238,7 @@ def test_wrong_restart_is_caught(operations: list[Operation]) -> None:
 
 
 class Wrong(BeanstalkEngine):
-    """Does something else than what it was asked, or says so, now and then."""
+    """A server that now and then does something else than it was asked, or gives a wrong answer."""
 
     def __init__(self, kind: type, other: Any) -> None:
         super().__init__()

@@ -135,7 +135,7 @@ def test_any_other_answer_is_caught(rng: Random, data: st.DataObject) -> None:
 
 
 class Faulty(CounterTable):
-    """Is right but sometimes."""
+    """A server that sometimes makes a mistake."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class GrantsTooMuch(Faulty):
 
 
 class WrapsSums(Faulty):
-    """In two bits."""
+    """Counts with two bits."""
 
     def do(self, client: int, call: Any, now_ns: int) -> Any:
         answer = super().do(client, call, now_ns)
@@ -187,7 +187,7 @@ class MixesNames(Faulty):
 
 
 class ReleasesLate(Faulty):
-    """A millisecond after it said so."""
+    """Releases a millisecond after the answer."""
 
     def do(self, client: int, call: Any, now_ns: int) -> Any:
         while self.late and self.late[0][0] <= now_ns:

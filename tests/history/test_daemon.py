@@ -79,7 +79,7 @@ def call(daemon: Daemon, path: Path, client: int) -> None:
 
 
 def crowd(paths: Sequence[Path], clients: Sequence[int], of: Callable[[Path, int], None]) -> list[Thread]:
-    """Clients at work, each in a thread of its own."""
+    """Runs clients, each in its own thread."""
     threads = [Thread(target=of, args=(paths[client], client)) for client in clients]
     for thread in threads:
         thread.start()
@@ -87,14 +87,16 @@ def crowd(paths: Sequence[Path], clients: Sequence[int], of: Callable[[Path, int
 
 
 def note_ends(paths: Sequence[Path], clients: Iterable[int], what: str) -> None:
-    """Of each: closing or closed."""
+    """Records the ends of all: closing or closed."""
     for client in clients:
         with Recorder(paths[client], client) as recorder:
             getattr(recorder, what)()
 
 
 def halves(paths: list[Path], of: Callable[[Path, int], None], gone: Callable[[], object]) -> list[Operation]:
-    """What clients see, half of them at a time: the second half finds what the first has left. gone: waits for that."""
+    """Records the histories of two halves of the clients in succession: the second finds what the first has left. gone:
+    waits until the first is gone.
+    """
     for first in (0, CLIENTS // 2):
         clients = range(first, first + CLIENTS // 2)
         for thread in crowd(paths, clients, of):
@@ -121,7 +123,7 @@ def test_daemon_has_an_order_for_everything(tmp_path: Path) -> None:
 
 
 class Known:
-    """Tokens that somebody was granted, with their flows: anybody may release or keep them."""
+    """The tokens that any client was granted, with their flows: any client may release or keep them."""
 
     def __init__(self) -> None:
         self.granted: list[tuple[int, int]] = []
@@ -140,7 +142,7 @@ def connect(port: int) -> socket.socket:
 
 
 def call_sentinel(port: int, known: Known, path: Path, client: int) -> None:
-    """As call(), in the namespace that all are in."""
+    """As call(), in the namespace that all clients share."""
     rng, choose = Random(client), sentinel_calls(known, "tokens tokens window values")
     with Recorder(path, client) as recorder, contextlib.closing(connect(port)) as connected:
         for left in reversed(range(CALLS)):
@@ -200,7 +202,7 @@ SEEN = (
 
 
 class Worker(Peer):
-    """It uses and watches the tube "0"."""
+    """A connection that uses and watches the tube "0"."""
 
     def __init__(self, counterd: Daemon) -> None:
         super().__init__(counterd.connect())
@@ -215,7 +217,7 @@ class Worker(Peer):
 
 
 def work(counterd: Daemon, known: Jobs, calls: int, path: Path, client: int) -> None:
-    """As call(), as long as the daemon is there."""
+    """As call(), as long as the daemon runs."""
     rng = Random(client)
     with Recorder(path, client) as recorder, contextlib.suppress(ConnectionError):
         worker = Worker(counterd)
@@ -230,7 +232,7 @@ def work(counterd: Daemon, known: Jobs, calls: int, path: Path, client: int) -> 
 
 
 def reap(counterd: Daemon, known: Jobs, path: Path) -> None:
-    """Looks for every job that anybody knows of, and ends those, and all of which nobody was told."""
+    """Looks for every job that any client knows of; reserves and deletes those and all that no client was told of."""
     worker = Worker(counterd)
     with Recorder(path, REAPER) as recorder, contextlib.closing(worker):
         for kind in (beanstalk.Peek, beanstalk.Delete):
@@ -243,7 +245,7 @@ def reap(counterd: Daemon, known: Jobs, path: Path) -> None:
 
 
 def outlast(counterd: Daemon, first: Path, second: Path) -> None:
-    """A worker keeps a job for too long, and so another is given it, and ends it."""
+    """Lets a worker keep a job for too long, so that another one reserves and deletes it."""
     with Recorder(first, SLEEPER) as slow, Recorder(second, HEIR) as quick:
         sleeper, heir = Worker(counterd), Worker(counterd)
         sleeper.do(slow, beanstalk.Put(b"0", 0, 0, 1, b"of one second"))
@@ -256,7 +258,7 @@ def outlast(counterd: Daemon, first: Path, second: Path) -> None:
 
 
 def live(counterd: Daemon, known: Jobs, paths: Sequence[Path], clients: Sequence[int]) -> None:
-    """A crowd at work, until the daemon has let go of all of it."""
+    """Runs a crowd, until the daemon has released all that it held."""
     for thread in crowd(paths, clients, partial(work, counterd, known, CALLS)):
         thread.join()
     observer = Worker(counterd)
@@ -266,7 +268,9 @@ def live(counterd: Daemon, known: Jobs, paths: Sequence[Path], clients: Sequence
 
 
 def lives(directory: Path) -> list[Operation]:
-    """What three crowds see: the daemon is killed while the second is at work, and the third has what is left."""
+    """Records the histories of three crowds: the daemon is killed while the second works, and the third finds what is
+    left.
+    """
     known = Jobs()
     paths = [directory / str(client) for client in range(STRANGER)]
     first, second, third = CROWDS
@@ -293,7 +297,7 @@ def lives(directory: Path) -> list[Operation]:
 
 
 def lies(operations: list[Operation]) -> dict[str, list[Operation]]:
-    """What they would have seen if a promise had been broken."""
+    """Variants of the history that the clients would have seen if a promise had been broken."""
     puts = {one.answer[1]: one for one in operations if is_told(one, beanstalk.Put, "INSERTED")}
     patient = {job for job, put in puts.items() if put.call.ttr == 60}
     doubtful = {one.call.job for one in operations if isinstance(one.call, beanstalk.Delete) and one.answer is None}
@@ -343,7 +347,7 @@ ALONE, RULER = 11, 12
 
 
 def account(counterd: Daemon, recorder: Recorder, calls: Iterable[smockron.Account]) -> None:
-    """One after the other, each taken before the next is sent."""
+    """Sends accounting messages one after the other, each after the one before was taken."""
     with socket.create_connection(addresses(counterd)[0], PATIENCE) as connected:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each PING waits for an acknowledgement
         gate = Gate(connected, smockron_wire.SocketType.PUB)
@@ -355,7 +359,7 @@ def account(counterd: Daemon, recorder: Recorder, calls: Iterable[smockron.Accou
 
 
 def throttle(counterd: Daemon, calls: int, path: Path, client: int) -> None:
-    """As call(), as long as the daemon is there."""
+    """As call(), as long as the daemon runs."""
     rng = Random(client)
 
     def choose() -> smockron.Account:
@@ -369,7 +373,7 @@ def throttle(counterd: Daemon, calls: int, path: Path, client: int) -> None:
 
 @contextlib.contextmanager
 def listening(counterd: Daemon, path: Path, client: int) -> Iterator[Event]:
-    """A subscriber, while the block runs or the daemon does; the event is set once it has subscribed."""
+    """Runs a subscriber as long as the block and the daemon do; the event is set once it has subscribed."""
     begun, stopping = Event(), Event()
 
     def listen() -> None:
@@ -404,12 +408,12 @@ def listening(counterd: Daemon, path: Path, client: int) -> Iterator[Event]:
 
 
 def heard(operations: Iterable[Operation]) -> list[tuple[bytes, str, bytes, int]]:
-    """All that subscribers were told."""
+    """All messages that subscribers were told."""
     return [message for one in operations if isinstance(one.call, smockron.Told) for message in one.call.messages]
 
 
 def throttled_lives(directory: Path) -> list[Operation]:
-    """What gatekeepers see: the daemon is killed under the first, and the next knows nothing."""
+    """Records the histories of gatekeepers: the daemon is killed under the first, and the next one knows nothing."""
     paths = [directory / str(client) for client in range(RULER + 1)]
     rules = write_rules(directory, THROTTLED)
     settings = {**SETTINGS, "counter.port": "", "counter.bind": "", "smockron.rules": rules}
@@ -436,7 +440,7 @@ def throttled_lives(directory: Path) -> list[Operation]:
 
 
 def throttled_lies(operations: list[Operation]) -> dict[str, list[Operation]]:
-    """What they would have seen if a promise had been broken."""
+    """Variants of the history that the gatekeepers would have seen if a promise had been broken."""
     told = [one for one in operations if isinstance(one.call, smockron.Told) and one.call.messages[0][2] == b"alone"]
     calls = sorted({one.call for one in told}, key=lambda call: call.messages[0][3])
     first = next(one for one in told if one.call == calls[0])

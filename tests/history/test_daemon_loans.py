@@ -35,7 +35,7 @@ LATE_NS = 5_000_000_000  # by which a busy machine may be late
 
 
 def work(daemon: Daemon, directory: Path, number: int, paths: list[Path]) -> None:
-    """Puts jobs, takes and ends them; connects again when it has gone."""
+    """Puts, reserves and ends jobs; connects again when the daemon has gone."""
     rng, bodies, calls = Random(number), count(), 0
     for life in count():
         client = number * 1000 + life

@@ -47,7 +47,7 @@ with Client(sys.argv[1], int(sys.argv[2]), resume=float(sys.argv[3])) as client:
 
 
 class Caller:
-    """A client behind a relay that cuts its connection, and what it holds."""
+    """A client behind a relay that cuts its connection; records what it holds."""
 
     def __init__(self, daemon: Daemon, directory: Path, number: int) -> None:
         self.rng = Random(number)
@@ -58,7 +58,7 @@ class Caller:
         self.held = dict.fromkeys((OWN, *MAXIMA), 0)
 
     def call(self) -> None:
-        """A phase. Each fourth call meets a connection that was cut, or loses its reply."""
+        """Makes the calls of a phase. Each fourth one meets a connection that was cut, or loses its reply."""
         if not self.held[OWN]:
             self.acquire(OWN, 1, CLIENTS)
         for _ in range(CALLS):
@@ -89,7 +89,7 @@ class Caller:
             self.held[name] += amount
 
     def close(self) -> None:
-        """It says Goodbye."""
+        """Says Goodbye."""
         self.recorder.closing()
         self.client.close()
         self.relay.close()

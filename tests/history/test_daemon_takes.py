@@ -29,7 +29,7 @@ LATE_NS = 5_000_000_000  # by which a busy machine may be late
 
 
 class Caller:
-    """A connection that asks, and reads what comes."""
+    """A connection that sends calls, and reads the replies."""
 
     def __init__(self, daemon: Daemon, path: Path, number: int) -> None:
         self.client = Client(number)

@@ -27,7 +27,7 @@ CLIENT = -9  # who kills the daemon
 
 
 def wrong(operations: list[Operation], *, journal: bool = False, late_ns: int = LATE_NS) -> list[str]:
-    """Everything that is said of a history."""
+    """All complaints about a history."""
     of_jobs = [one for one in operations if isinstance(one.call, (*JOB_CALLS, Closed, Restarted))]
     others = [one for one in operations if not isinstance(one.call, (*JOB_CALLS, Closed, Restarted))]
     model = JobModel(late_ns=late_ns, journal=journal)
@@ -66,7 +66,7 @@ GIVEN = Reserve(b"t", 0)
 
 
 def said(*rows: tuple[Any, ...]) -> list[Operation]:
-    """A row: client, call, seconds of start and end, and the answer, or its first word."""
+    """An operation, from a row: client, call, seconds of start and end, and the answer, or its first word."""
     found = []
     for client, call, *times_and_answer in rows:
         times = [int(moment * S) for moment in times_and_answer[:2]]
@@ -203,7 +203,7 @@ class KeepsWhenTimeIsOver(Lender):
 
 
 class GivesBackTwice(Lender):
-    """Another job's, that is."""
+    """Gives the permit of another job back, too."""
 
     def __init__(self, engine: LentEngine) -> None:
         super().__init__(engine)

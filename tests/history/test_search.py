@@ -43,7 +43,9 @@ def histories(draw: Any) -> list[Operation]:
 
 
 def explained(operations: Sequence[Operation], model: Model) -> bool:
-    """By trying every order of every choice of what need not have happened."""
+    """Whether any order explains the history: tries every order of every choice of the calls that need not have
+    happened.
+    """
     optional = [operation for operation in operations if operation.ended is None]
     needed = [operation for operation in operations if operation.ended is not None]
     return any(
@@ -83,7 +85,7 @@ class Read(NamedTuple):
 
 
 class Register(Model):
-    """Somebody else's model, with the three methods that it must have."""
+    """A model as a user would write it, with the three required methods."""
 
     def key(self, call: Any) -> str:
         del call

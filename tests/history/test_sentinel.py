@@ -50,7 +50,7 @@ def said(*rows: tuple[Any, ...]) -> list[Operation]:
 
 
 def crowded(engine: SentinelEngine, kinds: str, seed: int = 1, flows: int = 2, **options: Any) -> list[Operation]:
-    """What a crowd of clients sees, of whom all are gone in the end."""
+    """The history of a crowd of clients, all of which are gone at its end."""
     choose = sentinel_calls(engine, kinds, flows)
     seen = crowd(Random(seed), engine, choose, taken=engine.taken, dying=0.05, **options)
     last = max(operation.ended or operation.started for operation in seen)
@@ -319,7 +319,7 @@ OF_WINDOWS = (Flow(1, 1), Flow(1, 2), Flow(1, 1, True))
 
 @st.composite
 def histories(draw: Any, calls: tuple[Any, ...], unit: int) -> list[Operation]:
-    """Up to four operations of up to three clients; some have no answer, and end when their connection does."""
+    """Up to four operations of up to three clients; some have no answer, and end with their connection."""
     operations = []
     for _ in range(draw(st.integers(1, 4))):
         call, client = draw(st.sampled_from(calls)), draw(st.integers(1, 3))
@@ -336,7 +336,7 @@ def histories(draw: Any, calls: tuple[Any, ...], unit: int) -> list[Operation]:
 
 
 def any_room(rule: TokenRule, counting: Any, room: float, clock: leases.Clock) -> Iterator[list[Any]]:
-    """As leases.with_room, but whatever may be freed is, in vain too."""
+    """As leases.with_room, but every expired lease may be left out, also in vain."""
     loose = [place for place, token in enumerate(counting) if clock.may_be_over(leases.lease(rule, token))]
     for number in range(len(loose) + 1):
         for going in combinations(loose, number):
@@ -346,7 +346,7 @@ def any_room(rule: TokenRule, counting: Any, room: float, clock: leases.Clock) -
 
 
 def exactly(operations: list[Operation], unit: int) -> bool:
-    """Whether some moments explain the answers, each of the clock's ticks tried for each operation, in each order."""
+    """Whether some moments explain the answers. Tries every tick of the clock for each operation, in each order."""
     rules = SentinelModel(ROOM, sweep_ns=2)  # type: ignore[arg-type]
     ends = {one.client: one.ended for one in operations if isinstance(one.call, Closed)}
 
@@ -388,7 +388,7 @@ def test_window_model_accepts_exactly_what_some_choice_of_moments_allows(operati
 
 
 class Wrong(SentinelEngine):
-    """Does something else than what it was asked, or says something else, now and then."""
+    """A server that now and then does something else than it was asked, or gives a wrong answer."""
 
     def __init__(self, kind: type, other: Any) -> None:
         super().__init__(SOME)
@@ -423,7 +423,7 @@ def test_wrong_server_is_caught(kind: type, other: Any) -> None:
 
 
 class Short(SentinelEngine):
-    """Its leases end early, or not when their owner goes."""
+    """Ends leases early, or not when their owner leaves."""
 
     def __init__(self, rules: Rules, *, forgets: bool) -> None:
         super().__init__(rules)

@@ -38,7 +38,7 @@ DRIVER = 20
 
 
 class Master:
-    """A few lines of one. lie: changes what it does, by number of the message."""
+    """A minimal master. lie: changes what it does, by number of the message."""
 
     def __init__(self, lie: Callable[[int, int, int], int] | None = None) -> None:
         self.next: dict[bytes, int] = {}
@@ -60,7 +60,7 @@ class Master:
 
 
 def played(seed: int, master: Master, *, forgets: bool = False, is_killed: bool = False) -> list[Operation]:
-    """What senders and subscribers see, some of whose messages have no PONG."""
+    """The history of senders and subscribers; some messages have no PONG."""
     rng = Random(seed)
     sent: list[tuple[int, int, Operation]] = []
     for client in SENDERS:
@@ -101,7 +101,7 @@ def played(seed: int, master: Master, *, forgets: bool = False, is_killed: bool 
 
 
 def crash(at: int, listeners: list[int], arrived: int) -> list[Operation]:
-    """The daemon is killed, and others listen to the next."""
+    """Kills the daemon; other subscribers listen to the next one."""
     ended = max(at, arrived)
     gone = [Operation(client, Closed(), ended + 1, ended + 1) for client in listeners]
     come = [Operation(client + len(LISTENERS), Subscribe(b""), at + 1, at + 2, True) for client in listeners]
@@ -109,14 +109,14 @@ def crash(at: int, listeners: list[int], arrived: int) -> list[Operation]:
 
 
 def without(history: list[Operation], place: int, client: int | None = None) -> list[Operation]:
-    """Without one of the things that were told, the place-th moment by time, to one or to all."""
+    """The history without one message that was told, the place-th moment by time, to one or to all."""
     told = [one for one in history if isinstance(one.call, Told)]
     gone = told[place % len(told)].call
     return [one for one in history if not (one.call == gone and client in (None, one.client))]
 
 
 def changed(history: list[Operation], place: int, by_ms: int) -> list[Operation]:
-    """With one of the moments that were told another, to all."""
+    """The history with one of the told moments changed, for all."""
     told = [one for one in history if isinstance(one.call, Told)]
     was = told[place % len(told)].call
     domain, word, identifier, moment_ms = was.messages[0]
@@ -188,7 +188,7 @@ def accepted(
 
 
 def heard(*rows: tuple[float, str, int], until_ms: int = 1000) -> list[Operation]:
-    """By a subscriber: when, what, which moment, in ms of the same clock."""
+    """The messages that a subscriber heard: when, what, which moment, in ms of the same clock."""
     told = [
         Operation(10, Told(((DOMAIN, word, b"x", 1_000_000 + moment),)), int(at * MS), int(at * MS), True)
         for at, word, moment in rows

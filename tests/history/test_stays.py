@@ -24,7 +24,7 @@ SEEDS = range(4)
 
 
 def wrong(operations: list[Operation]) -> list[str]:
-    """What is found without a search, or else with one."""
+    """The complaints that are found without a search, or else those of the search."""
     if found := mistakes(operations, late_ns=LATE_NS):
         return found
     history = prepared(operations, late_ns=LATE_NS)
@@ -73,13 +73,13 @@ def said(*rows: tuple[Any, ...]) -> list[Operation]:
 
 
 def begun(*rows: tuple[Any, ...], closed: tuple[int, int] | None = (10, 20)) -> list[Operation]:
-    """Connection 1 has a token and one a, and ends at that time; what the others do."""
+    """A history: connection 1 has a token and one of a, and ends at that time; then the others' operations."""
     end = [(1, Closed(), *closed)] if closed else []
     return said((1, Resume(GRACE), 0, 1, (0, GRACE)), (1, Acquire("a", 1, 1), 2, 3, (0, 1)), *end, *rows)
 
 
 def charged(*rows: tuple[Any, ...]) -> list[Operation]:
-    """Connection 1 has a token and the only s, and ends."""
+    """A history: connection 1 has a token and the only unit of s, and ends."""
     taken = (0, (1, (0,)))
     return said(
         (1, Resume(GRACE), 0, 1, (0, GRACE)), (1, Take(1, (SLOW,)), 2, 3, taken), (1, Closed(), 10, 20), *rows
@@ -181,7 +181,7 @@ SINGLE: dict[str, Any] = {"groups": 2, "permits": 1, "rates": False, "most": 1}
 
 
 class Faulty(TakeTable):
-    """Is right but sometimes. calls, shape: that show it."""
+    """A server that sometimes makes a mistake. calls, shape: those of the calls that reveal it."""
 
     calls = CALLS
     shape: ClassVar[dict[str, Any]] = {}
@@ -215,7 +215,7 @@ class KeepsTooShort(Faulty):
 
 
 class LosesSome(Faulty):
-    """Of what is handed over."""
+    """Loses some of the holdings that are handed over."""
 
     calls, shape = 2500, SINGLE
 
@@ -227,7 +227,7 @@ class LosesSome(Faulty):
 
 
 class LeavesSome(Faulty):
-    """It counts for both."""
+    """Counts some of the holdings for both connections."""
 
     def move(self, owner: int, client: int) -> None:
         had = {name: holders[owner] for name, holders in self.counters.items()}
@@ -244,7 +244,7 @@ class ForgetsCharges(Faulty):
 
 
 class RefundsAtTheEnd(Faulty):
-    """Of the connection, in place of that of its grace time, and then once more."""
+    """Refunds at the end of the connection instead of that of the grace time, and then once more."""
 
     calls, shape = 2500, RATES
 
@@ -257,7 +257,7 @@ class RefundsAtTheEnd(Faulty):
 
 
 class GivesBackHalf(Faulty):
-    """A Goodbye leaves some."""
+    """Gives back only a part at a Goodbye."""
 
     def goodbye(self, client: int, token: int, call: Goodbye) -> Any:
         kept = {name: holders[client] for name, holders in self.counters.items() if holders[client] and self.slips()}
@@ -274,7 +274,7 @@ class LetsWaitAfterAGoodbye(Faulty):
 
 
 class KeepsTokens(Faulty):
-    """A Goodbye does not end them."""
+    """Keeps tokens valid after a Goodbye."""
 
     calls, shape = 2500, SINGLE
 
@@ -292,7 +292,7 @@ class RefusesSome(Faulty):
 
 
 class ForgetsWhoPresented(Faulty):
-    """A token whose reply was lost cannot be presented again."""
+    """Refuses a token that is presented again because the reply was lost."""
 
     calls = 2500
 
@@ -303,7 +303,7 @@ class ForgetsWhoPresented(Faulty):
 
 
 class EndsWithTheOldOne(Faulty):
-    """What was handed over is given back when the old connection ends."""
+    """Gives back what was handed over when the old connection ends."""
 
     def __init__(self) -> None:
         super().__init__()

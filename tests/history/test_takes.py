@@ -41,7 +41,7 @@ SEEDS = range(4)
 
 
 def wrong(operations: list[Operation], late_ns: int = LATE_NS, slow: frozenset[int] = frozenset()) -> list[str]:
-    """Everything that the two checkers find."""
+    """All complaints of the two checkers."""
     history = prepared(operations)
     violation = check(history, TakeModel(history))
     return [*mistakes(operations, late_ns=late_ns, slow=slow), *([str(violation)] if violation else [])]
@@ -225,7 +225,7 @@ def test_all_names_that_takes_connect_are_one_object() -> None:
 
 @st.composite
 def histories(draw: Any) -> list[Operation]:
-    """Up to four calls of up to three clients for two counters, and a Goodbye, perhaps."""
+    """Up to four calls of up to three clients for two counters, and perhaps a Goodbye."""
     operations = []
     for opaque in range(draw(st.integers(1, 4))):
         started = draw(st.integers(0, 12))
@@ -254,7 +254,9 @@ ANSWERS: dict[type, list[Any]] = {
 
 
 def explained(history: Sequence[Operation], model: TakeModel) -> bool:
-    """By trying every order of every choice of what need not have happened."""
+    """Whether any order explains the history: tries every order of every choice of the calls that need not have
+    happened.
+    """
     optional = [one for one in history if one.ended is None]
     needed = [one for one in history if one.ended is not None]
     return any(
@@ -313,7 +315,7 @@ SINGLE: dict[str, Any] = {"groups": 1, "permits": 1, "rates": False, "most": 1, 
 
 
 class Faulty(TakeTable):
-    """Is right but sometimes. shape: of calls that show it."""
+    """A server that sometimes makes a mistake. shape: that of the calls that reveal it."""
 
     shape: ClassVar[dict[str, Any]] = {}
 
@@ -326,7 +328,7 @@ class Faulty(TakeTable):
 
 
 class GrantsTwice(Faulty):
-    """The next that waits gets the same."""
+    """Grants the next Take in the queue the same permits."""
 
     def serve(self) -> None:
         super().serve()
@@ -336,7 +338,7 @@ class GrantsTwice(Faulty):
 
 
 class LosesGrants(Faulty):
-    """What is granted after a wait is booked, and nobody is told."""
+    """Books a grant after a wait, but does not tell the client."""
 
     def serve(self) -> None:
         before = list(self.queue)
@@ -348,7 +350,7 @@ class LosesGrants(Faulty):
 
 
 class GrantsHalf(Faulty):
-    """All but the last of several."""
+    """Grants all but the last of several items."""
 
     def charge(self, client: int, item: Permit | Rate) -> None:
         if client != self.halved or not self.slips():
@@ -362,7 +364,7 @@ class GrantsHalf(Faulty):
 
 
 class GrantsInTwoSteps(Faulty):
-    """The first item at once, the others with the next thing that happens."""
+    """Grants the first item at once, and the others at the next event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -384,7 +386,7 @@ class GrantsInTwoSteps(Faulty):
 
 
 class LetsSleep(Faulty):
-    """Some that wait are never looked at again, nor is whoever waits behind them."""
+    """Never examines some waiting Takes again, nor those behind them."""
 
     shape: ClassVar[dict[str, Any]] = {"groups": 4, "waits_ms": (0, 50)}
 
@@ -402,7 +404,7 @@ class ForgetsCharges(Faulty):
 
 
 class ChargesLess(Faulty):
-    """A twentieth of the time of each unit."""
+    """Charges a twentieth of the time of each unit."""
 
     shape = RATES
 
@@ -451,7 +453,7 @@ class RepeatsNumbers(Faulty):
 
 
 class KeepsNumbersOfNames(Faulty):
-    """They rise for each name, and not over all."""
+    """Numbers the grants of each name by themselves."""
 
     def granted(self, client: int, call: Take) -> Any:
         answer = super().granted(client, call)
@@ -460,7 +462,7 @@ class KeepsNumbersOfNames(Faulty):
 
 
 class KeepsWhatIsCancelled(Faulty):
-    """A grant that crosses a Cancel is not given back."""
+    """Does not give back a grant that crosses a Cancel."""
 
     def cancel(self, client: int, token: int, call: Cancel) -> Any:
         for one in self.queue:
@@ -470,7 +472,7 @@ class KeepsWhatIsCancelled(Faulty):
 
 
 class GrantsWhatIsCancelled(Faulty):
-    """The Take is told of its grant, and the Cancel of its success."""
+    """Answers the Take with its grant, and the Cancel with success."""
 
     def cancel(self, client: int, token: int, call: Cancel) -> Any:
         for one in list(self.queue):
@@ -486,7 +488,7 @@ class GrantsWhatIsCancelled(Faulty):
 
 
 class ServesTheDead(Faulty):
-    """Who waited when its connection ended still gets it, for ever."""
+    """Grants a Take whose connection has ended, for ever."""
 
     def close(self, client: int, now_ns: int) -> None:
         waiting = [one for one in self.queue if one.client == client]
@@ -513,7 +515,7 @@ class EndsWaitsLate(Faulty):
 
 
 class LetsPass(Faulty):
-    """Acquires take what others wait for."""
+    """Lets Acquires take what others wait for."""
 
     shape = SINGLE
 
@@ -536,7 +538,7 @@ class TellsMore(Faulty):
 
 
 class TellsAnotherTime(Faulty):
-    """A millisecond too many."""
+    """Tells a time that is a millisecond too long."""
 
     def shortage(self, call: Take, item: Permit | Rate) -> Any:
         status, (number, left, wait_ms) = super().shortage(call, item)

@@ -125,7 +125,7 @@ def test_slack_and_memory_allow_only_their_deviations() -> None:
 
 
 class Wrong(ThrottrEngine):
-    """Says done of what was refused, or does something else than what it was asked, now and then."""
+    """A server that now and then confirms what it refused, or does something else than it was asked."""
 
     def __init__(self, kind: type, other: Any) -> None:
         super().__init__()

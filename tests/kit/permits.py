@@ -1,4 +1,4 @@
-"""A lender of permits with books of its own, and a pump for a store that borrows of it."""
+"""A lender of permits that records what it lends, and a pump for a store that borrows from it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ SECTION = re.compile(r"^# ---- .*?(?=^# ---- |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def is_of(protocol: str, path: Path) -> bool:
-    """Whether a file or folder, or one that it is in, is named after a protocol."""
+    """Whether a file or folder, or a parent of it, is named after a protocol."""
     return any(protocol in re.split(r"[_.]", part) for part in path.parts)
 
 
@@ -71,7 +71,7 @@ def imports(text: str) -> list[str]:
 
 
 def without_section(text: str, protocol: str) -> str:
-    """A configuration without the section of a protocol."""
+    """The configuration without the section of a protocol."""
     title = f"# ---- The {protocol} protocol\n"
     assert title in text
     return SECTION.sub(lambda found: "" if found[0].startswith(title) else found[0], text)
@@ -97,7 +97,7 @@ class Tree:
         Path(paths["purelib"], "tree.pth").write_text("\n".join((str(self.package.parent), *places)))
 
     def delete(self, protocol: str) -> None:
-        """Removes all that belongs to a protocol."""
+        """Removes everything that belongs to a protocol."""
         gone = set()
         for folder, prefix in ((self.package, "counterd."), (self.tests, "")):
             for path in self._files(folder):
@@ -127,7 +127,7 @@ class Tree:
         return sorted(name for name in names if not name.endswith("__main__"))
 
     def run(self, *arguments: Any) -> str:
-        """What the copy's Python prints; it has to end well."""
+        """Returns the output of the copy's Python, which must succeed."""
         env = {key: value for key, value in daemon.environment().items() if not key.startswith(("PYTEST_", "COV"))}
         done = subprocess.run(
             [self.python, *map(str, arguments)], cwd=self.folder, env=env, capture_output=True, text=True, check=False
@@ -137,7 +137,7 @@ class Tree:
 
 
 def needs(path: Path, gone: set[str]) -> bool:
-    """Whether a file imports a module that has gone, or something of it."""
+    """Whether a file imports a module that was deleted, or something of it."""
     return any(f"{name}.".startswith(f"{each}.") for name in imports(path.read_text("utf-8")) for each in gone)
 
 

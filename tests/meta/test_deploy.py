@@ -76,7 +76,7 @@ def test_the_documented_journal_is_in_a_folder_of_the_daemon() -> None:
 
 
 def instructions() -> list[list[tuple[str, str]]]:
-    """Of the Containerfile: for each stage what it says, as instruction and rest."""
+    """The instructions of the Containerfile, by stage: each as its word and the rest."""
     text = re.sub(r"^\s*#.*\n", "", CONTAINERFILE.read_text("utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
     stages: list[list[tuple[str, str]]] = [[]]
     for line in text.splitlines():
@@ -128,7 +128,7 @@ def test_the_packages_of_the_image_are_pinned() -> None:
 
 
 def pins(lock: str) -> dict[str, str]:
-    """The versions in a file of pinned requirements, each of which has a hash."""
+    """The versions in a file of pinned requirements, each of which must have a hash."""
     text = (CONTAINERFILE.parent / lock).read_text("utf-8")
     found = re.findall(r"^([\w.-]+)==(\S+)(?: ;[^\\\n]*)? \\\n +--hash=sha256:", text, re.MULTILINE)
     assert len(found) == text.count("==")
@@ -146,7 +146,7 @@ def test_the_configuration_of_the_image_is_right() -> None:
 
 @pytest.fixture(scope="module")
 def kubernetes() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configuration and what a pod is like."""
+    """The configuration, and the description of the pod."""
     configuration, deployment = yaml.safe_load_all((ROOT / "deploy/kubernetes/sidecar.yaml").read_text("utf-8"))
     assert (configuration["kind"], deployment["kind"]) == ("ConfigMap", "Deployment")
     template = deployment["spec"]["template"]
@@ -162,7 +162,7 @@ def sidecar(kubernetes: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, Any]
 
 @pytest.fixture
 def served(kubernetes: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) -> Config:
-    """What the sidecar makes of its ConfigMap."""
+    """The configuration that the sidecar reads from its ConfigMap."""
     (name, text), *others = kubernetes[0]["data"].items()
     assert (name, others) == ("counterd.conf", [])
     path = tmp_path / name

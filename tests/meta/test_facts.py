@@ -30,7 +30,7 @@ PORTS_ELSEWHERE = {"cli/ctl/common.py"}
 
 
 def members(body: str) -> dict[str, int]:
-    """Of an enum as Cython has it: a member without a value is one more than the member before."""
+    """The members of an enum of Cython: without a value, a member is one more than the one before."""
     found: dict[str, int] = {}
     following = 0
     for line in body.splitlines():
@@ -60,7 +60,7 @@ def modules(protocol: str) -> list[Any]:
 
 
 def enum_differences(name: str, header: dict[str, int], known: type[IntEnum]) -> list[str]:
-    """What only the header has, or has with another value. Its last member may be the number of the others."""
+    """The members that only the header has, or has with another value. Its last one may be the number of the others."""
     count = (max(header.values()), list(header)[-1])
     wrong = [each for each, value in header.items() if known.__members__.get(each) != value]
     return [f"{name}.{each}" for each in wrong if (header[each], each) != count or each in known.__members__]

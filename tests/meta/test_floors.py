@@ -89,13 +89,13 @@ CYTHON_EXTERN = re.compile(r"^\s*cdef\s+extern\s+from\s+[\"<]+([\w./]+)", re.MUL
 
 
 def sources() -> list[str]:
-    """Relative to the package, in POSIX spelling."""
+    """The package's sources, relative to it, in POSIX spelling."""
     found = (path for pattern in ("*.py", "*.pyi", "*.pyx", "*.pxd") for path in PACKAGE.rglob(pattern))
     return sorted(path.relative_to(PACKAGE).as_posix() for path in found)
 
 
 def imported(source: str, text: str) -> Iterator[str]:
-    """The modules that a source's text imports, with full names; of `from a import b` it is a.b if that is a module."""
+    """The full names of the modules that a source imports; of `from a import b` it is a.b if that is a module."""
     assert not re.search(r"^\s*from\s+\.", text, re.MULTILINE), f"{source}: relative imports hide where they go"
     if source.endswith((".py", ".pyi")):
         for node in ast.walk(ast.parse(text)):
@@ -118,7 +118,7 @@ def resolved(module: str, name: str) -> str:
 
 
 def floor(module: str) -> int:
-    """Of a module of counterd, by its full name."""
+    """The floor of a module of counterd, by its full name."""
     return FLOORS.get(module.partition(".")[2].partition(".")[0], 0)
 
 
@@ -127,7 +127,7 @@ def module_of(source: str) -> str:
 
 
 def wrong_imports(source: str, text: str) -> list[str]:
-    """What it may not import, with the reason."""
+    """The imports that are forbidden in a module, with the reason."""
     own = module_of(source)
     room = found[1] if (found := OF_ROOM.match(own)) else None
     spoken = own.split(".")[3] if own.startswith("counterd.cli.ctl.") else None  # by the commands of one protocol
@@ -182,7 +182,7 @@ NAMING = ("protocols/", "client/", "bench/dialects/", "cli/ctl/", "admin/")
 
 
 def named_rooms(source: str, text: str) -> list[str]:
-    """The lines that name a protocol, or the server whose files one of them reads. Except for the kinds of metrics."""
+    """The lines that name a protocol, or the server whose files one of them reads. Kinds of metrics do not count."""
     if source == "listing.py":
         text = text.replace('kind: Literal["counter", "gauge"]', "")
     return re.findall(rf"^.*\b(?:{'|'.join(ROOMS)}|yrmcds)\b.*$", text, re.MULTILINE)
@@ -208,7 +208,7 @@ def test_a_name_of_a_protocol_is_found(source: str, room: str) -> None:
 
 
 def module_graph() -> dict[str, set[str]]:
-    """What each module of the server imports; a .py, .pyx, .pxd and .pyi of one name are one module."""
+    """The imports of each module of the server. Files .py, .pyx, .pxd and .pyi of one name are one module."""
     graph: dict[str, set[str]] = {}
     for source in sources():
         if not source.startswith(("client/", "cli/")):
@@ -218,7 +218,7 @@ def module_graph() -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """The sets of modules that each lead to all of the set, where there are two or more."""
+    """The sets of two or more modules each of which imports all others, directly or not."""
 
     def reached(module: str) -> set[str]:
         found: set[str] = set()

@@ -110,7 +110,7 @@ ELSEWHERE = {
 
 
 def has_code(path: Path) -> bool:
-    """More than a docstring, and imports that only pass on."""
+    """Whether a module has more than a docstring and imports that pass names on."""
     if path.suffix != ".py":
         return True
     body = ast.parse(path.read_text("utf-8")).body
@@ -120,14 +120,16 @@ def has_code(path: Path) -> bool:
 
 @functools.cache
 def modules() -> list[str]:
-    """Relative to the package. A .pxd that belongs to a .pyx is the same module."""
+    """The package's modules, relative to it. A .pxd that belongs to a .pyx is the same module."""
     found = [path for pattern in ("*.py", "*.pyx", "*.pxd") for path in PACKAGE.rglob(pattern)]
     own = (path for path in found if path.suffix != ".pxd" or not path.with_suffix(".pyx").exists())
     return sorted(path.relative_to(PACKAGE).as_posix() for path in own if has_code(path))
 
 
 def mirrored(module: str) -> str:
-    """_core.pyx -> test_core.py; net/server.py -> net/test_server.py; client/__init__.py -> client/test_client.py."""
+    """The test file of a module: _core.pyx -> test_core.py; net/server.py -> net/test_server.py; client/__init__.py ->
+    client/test_client.py.
+    """
     path = Path(module)
     name = path.parent.name if path.stem == "__init__" else path.stem.strip("_")
     return (path.parent / f"test_{name}.py").as_posix()

@@ -38,7 +38,7 @@ def test_that_does_not_say_so():
 
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., list[str]]:
-    """Runs a suite that needs spin, with what is in the folder `bin` for a path; returns what pytest said."""
+    """Runs a suite that needs spin, with the folder `bin` as the path; returns pytest's output."""
     suite = tmp_path / "suite"
     suite.mkdir()
     folder = tmp_path / "bin"
@@ -108,7 +108,7 @@ def test_each_need_has_a_remedy() -> None:
 
 
 def command(tmp_path: Path, *arguments: str, **programs: str) -> tuple[int, str, list[str]]:
-    """Runs the module where nothing but these scripts is installed: its status, stderr, and what they were told."""
+    """Runs the module where only these scripts are installed: its status, stderr, and the scripts' arguments."""
     folder, told = tmp_path / "bin", tmp_path / "told"
     folder.mkdir(exist_ok=True)
     for name, script in programs.items():

@@ -18,7 +18,7 @@ def preflight(**environment: str) -> tuple[int, str]:
 
 
 def fake_python(tmp_path: Path, script: str) -> str:
-    """A program in the place of python3."""
+    """A program that stands for python3."""
     path = tmp_path / "python3"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The command, with three short proofs, logs in tmp_path and a page of its own."""
+    """The command, with three short proofs, logs in tmp_path and its own page."""
     spec = importlib.util.spec_from_file_location("prove", ROOT / "tools" / "prove.py")
     assert spec is not None
     assert spec.loader is not None

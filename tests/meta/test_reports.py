@@ -96,7 +96,7 @@ ENDING = []
 
 
 def play(folder: Path, text: str, *arguments: str) -> str:
-    """Runs a file of tests as `make test` does. Returns what pytest says."""
+    """Runs a file of tests as `make test` does. Returns pytest's output."""
     (folder / "test_it.py").write_text(text)
     (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT / 'tests'}\naddopts = --strict-markers\n")
     command = [sys.executable, "-m", "pytest", "-c", folder / "pytest.ini", "--rootdir", folder, "-p", "conftest"]

@@ -31,7 +31,7 @@ SKIPPING = {"skip", "skipif", "xfail", "importorskip"}
 
 @functools.cache
 def ours(root: Path) -> list[str]:
-    """The files that git tracks. Where git has no say (a source distribution), those in folders that git tracks."""
+    """The files that git tracks; without git (in a source distribution), those in folders that git tracks."""
     listed = None
     if (root / ".git").exists():
         with contextlib.suppress(OSError):
@@ -49,7 +49,7 @@ def files(suffixes: set[str]) -> list[str]:
 
 
 def functions(source: str, text: str) -> Iterator[tuple[str, int]]:
-    """Each function's name and number of lines, from its def on."""
+    """Each function's name and number of lines, counted from its def."""
     if not source.endswith((".pyx", ".pxd")):
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -62,7 +62,7 @@ def functions(source: str, text: str) -> Iterator[tuple[str, int]]:
 
 
 def cython_function_end(lines: list[str], start: int, indent: int) -> int:
-    """The last line that belongs to the function: what follows its signature, and is indented more."""
+    """The last line of the function: of what follows its signature and is indented more."""
     signature = start
     while signature < len(lines) and lines[start : signature + 1].count("") == 0:
         joined = " ".join(lines[start : signature + 1])
@@ -80,7 +80,7 @@ def cython_function_end(lines: list[str], start: int, indent: int) -> int:
 
 
 def reasonless(text: str) -> list[str]:
-    """Skips and expected failures that do not say why."""
+    """The skips and expected failures without a reason."""
     found = []
     tree = ast.parse(text)
     called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}

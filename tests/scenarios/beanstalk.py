@@ -11,7 +11,7 @@ from counterd.client.beanstalk import AsyncClient, AsyncWorker, Client, Worker
 from kit import loops
 from kit.machine import LONG_S, PATIENCE
 from kit.shapes import BLOCKING, got
-from scenarios.thing import FORKED, INTERRUPTED, Thing, Visit
+from scenarios.resource import FORKED, INTERRUPTED, Resource, Visit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,8 @@ def settings(directory: Path) -> dict[str, Any]:
     return {}
 
 
-class Jobs(Thing):
-    """What both of them have in common. The names are tubes."""
+class Jobs(Resource):
+    """What the scenarios' uses of jobs have in common. The names are tubes."""
 
     PROTOCOL = "beanstalk"
     _observer: Client | None = None
@@ -132,21 +132,21 @@ async def closed(visit: Visit) -> None:
     await got(visit.another.close())
 
 
-class Crew:
-    """A worker of either shape. Its function works on a job until it may end. stops: after the first job."""
+class RunningWorker:
+    """A running worker of either shape. Its function works on a job until it may end. stops: after the first job."""
 
-    def __init__(self, thing: Working, shape: str, *, stops: bool = False) -> None:
+    def __init__(self, resource: Working, shape: str, *, stops: bool = False) -> None:
         self.begun = threading.Semaphore(0)
         self.ends = threading.Semaphore(0)
         self.done = 0
         self._shape = shape
         self._stops = stops
-        where = thing.where()
+        where = resource.where()
         self.worker: Any
         if shape == BLOCKING:
-            self.worker = Worker(self._work, lambda: Client(*where, watch=thing.ONE))
+            self.worker = Worker(self._work, lambda: Client(*where, watch=resource.ONE))
         else:
-            self.worker = AsyncWorker(self._work_too, lambda: AsyncClient(*where, watch=thing.ONE))
+            self.worker = AsyncWorker(self._work_too, lambda: AsyncClient(*where, watch=resource.ONE))
 
     def _work(self, job: Any) -> None:
         self.begun.release()
@@ -163,7 +163,7 @@ class Crew:
         if self._stops:
             self.worker.stop()
 
-    async def __aenter__(self) -> Crew:
+    async def __aenter__(self) -> RunningWorker:
         run = self.worker.run
         self._running = asyncio.create_task(asyncio.to_thread(run) if self._shape == BLOCKING else run())
         return self
@@ -184,33 +184,33 @@ class Working(Jobs):
 
     IS_ALONE = True
 
-    async def when_back(self, client: Crew, taken: bytes) -> None:
+    async def when_back(self, client: RunningWorker, taken: bytes) -> None:
         await self.give(client, taken)
 
-    def client(self, shape: str, **options: Any) -> Crew:
-        return Crew(self, shape)
+    def client(self, shape: str, **options: Any) -> RunningWorker:
+        return RunningWorker(self, shape)
 
-    async def take(self, client: Crew, name: bytes) -> bytes:
+    async def take(self, client: RunningWorker, name: bytes) -> bytes:
         self.put(name)
         await loops.until(lambda: client.begun.acquire(blocking=False), "it works on the job")
         return name
 
-    async def give(self, client: Crew, taken: bytes) -> None:
+    async def give(self, client: RunningWorker, taken: bytes) -> None:
         before = client.done
         client.ends.release()
         await loops.until(lambda: client.done > before, "it has worked on the job")
 
-    async def ask(self, client: Crew) -> None:
-        """A worker asks by itself."""
+    async def ask(self, client: RunningWorker) -> None:
+        """Does nothing, as a worker asks by itself."""
 
-    async def while_away(self, client: Crew) -> None:
-        """It waits for the server."""
+    async def while_away(self, client: RunningWorker) -> None:
+        """Checks nothing, as the worker waits for the server."""
 
-    async def is_lost(self, client: Crew, taken: bytes) -> bool:
+    async def is_lost(self, client: RunningWorker, taken: bytes) -> bool:
         return True
 
-    async def works(self, client: Crew) -> bool:
-        """Also on a job that another connection of it has lost."""
+    async def works(self, client: RunningWorker) -> bool:
+        """Works on another job, also on one that another connection of the worker has lost."""
         self.put(self.ONE)
         client.ends.release(9)
         await loops.until(lambda: not self.figure(self.ONE, "current-jobs-ready"), "it has begun all jobs")
@@ -224,12 +224,12 @@ class Working(Jobs):
 
 
 async def runs(visit: Visit) -> None:
-    """A worker with one job. What is interrupted is its run()."""
-    crew = Crew(visit.thing, visit.shape, stops=True)
-    crew.ends.release()
-    assert await crew.worker.run()
+    """Runs a worker with one job. The interruption hits its run()."""
+    running = RunningWorker(visit.resource, visit.shape, stops=True)
+    running.ends.release()
+    assert await running.worker.run()
 
 
 Reserved.USES = (reserve, reserve_batch, reserve_on_a_new_connection, pipeline, worked_on, closed)
 Working.USES = (runs,)
-THINGS = [Reserved, Working]
+RESOURCES = [Reserved, Working]

@@ -14,7 +14,7 @@ from kit.machine import PATIENCE
 from kit.shapes import BLOCKING, begins, entered, got, opened
 from scenarios import holds
 from scenarios.holds import Rival, block, closed, fails_within, gives_up, held_on_a_new_connection, waited_for
-from scenarios.thing import Thing, Visit
+from scenarios.resource import Resource, Visit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -27,8 +27,8 @@ def settings(directory: Path) -> dict[str, Any]:
     return {}
 
 
-class Permits(Thing):
-    """What all of them have in common."""
+class Permits(Resource):
+    """What the scenarios' uses of permits have in common."""
 
     PROTOCOL = "counter"
     FULL = b"full"  # of which there is no permit left
@@ -91,7 +91,7 @@ class Acquired(Permits):
 
 
 class Blocks(holds.Blocks, Permits):
-    """What those have in common that a block has."""
+    """What the uses in which a block holds the permits have in common."""
 
     REFUSED = (NotAvailable, r"3 in use, waited 0\.01 s")
 
@@ -237,4 +237,4 @@ Held.USES = (
 # With threads its permits belong to no block, so an interrupted release() may have released nothing.
 Held.ASYNC_USES = (semaphore,)
 Taken.USES = (taken, waited_for)
-THINGS = [Acquired, Held, Taken]
+RESOURCES = [Acquired, Held, Taken]

@@ -10,20 +10,23 @@ import pytest
 from kit.daemon import wait_until
 from kit.machine import PATIENCE
 from kit.shapes import BLOCKING, entered, got, left, opened
-from scenarios.thing import Thing
+from scenarios.resource import Resource
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from scenarios.thing import Visit
+    from scenarios.resource import Visit
 
 
 # After so many pieces it waits between them: at most three are a greeting, the first request, and that of its turn.
 ASKS = 5
 
 
-class Blocks(Thing):
-    """What they have in common. REFUSED: the error of a block that gives up after 10 ms, and its message."""
+class Blocks(Resource):
+    """What the uses in which a block holds something have in common.
+
+    REFUSED: the error of a block that gives up after 10 ms, and its message.
+    """
 
     REFUSED: ClassVar[tuple[type[Exception], str]]
 
@@ -51,14 +54,14 @@ class Blocks(Thing):
 
 
 class Rival:
-    """Another client, which has all of it, and gives it back when somebody waits for it.
+    """Another client, which holds all of it, and gives it back when somebody waits for it.
 
     is_hard: it gives nothing back before the block ends.
     """
 
     def __init__(self, visit: Visit, *, is_hard: bool = False) -> None:
-        assert isinstance(visit.thing, Blocks)
-        self._visit, self._thing = visit, visit.thing
+        assert isinstance(visit.resource, Blocks)
+        self._visit, self._resource = visit, visit.resource
         self._is_hard = is_hard
         self._over = threading.Event()
         self._has = threading.Event()
@@ -74,28 +77,28 @@ class Rival:
 
     def _run(self) -> None:
         relay = self._visit.relay
-        with self._thing.client(BLOCKING) as client, self._thing.occupied(client):
+        with self._resource.client(BLOCKING) as client, self._resource.occupied(client):
             before = relay.asked
             self._has.set()
             wait_until(lambda: self._over.is_set() or self._may_yield(relay.asked - before, client), "somebody waits")
 
     def _may_yield(self, asked: int, client: Any) -> bool:
-        return not self._is_hard and self._thing.is_waited_for(self._visit, asked, client)
+        return not self._is_hard and self._resource.is_waited_for(self._visit, asked, client)
 
 
 def block(visit: Visit, **options: Any) -> Any:
     """A block of the visit's client."""
-    assert isinstance(visit.thing, Blocks)
-    return visit.thing.block(visit.client, **options)
+    assert isinstance(visit.resource, Blocks)
+    return visit.resource.block(visit.client, **options)
 
 
 async def held(visit: Visit) -> None:
     async with opened(block(visit)):
-        await visit.thing.ask(visit.client)
+        await visit.resource.ask(visit.client)
 
 
 async def held_on_a_new_connection(visit: Visit) -> None:
-    await visit.thing.ask(visit.client)
+    await visit.resource.ask(visit.client)
     visit.relay.cut()
     await held(visit)
 
@@ -113,13 +116,13 @@ async def waited_for(visit: Visit) -> None:
 
 
 async def gives_up(visit: Visit) -> None:
-    assert isinstance(visit.thing, Blocks)
-    error, message = visit.thing.REFUSED
+    assert isinstance(visit.resource, Blocks)
+    error, message = visit.resource.REFUSED
     with Rival(visit, is_hard=True), pytest.raises(error, match=message):
         await entered(block(visit, timeout=0.01))
 
 
 async def closed(visit: Visit) -> None:
-    assert isinstance(visit.thing, Blocks)
-    async with opened(visit.thing.block(visit.another)):
+    assert isinstance(visit.resource, Blocks)
+    async with opened(visit.resource.block(visit.another)):
         await got(visit.another.close())

@@ -15,7 +15,7 @@ from kit.sentinels import flow, param
 from kit.shapes import BLOCKING, begins, entered, got, opened
 from scenarios import holds
 from scenarios.holds import closed, fails_within, gives_up, held, held_on_a_new_connection, waited_for
-from scenarios.thing import FORKED, RESTARTED, VANISHED, Thing, Visit
+from scenarios.resource import FORKED, RESTARTED, VANISHED, Resource, Visit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,8 +50,10 @@ def settings(directory: Path) -> dict[str, Any]:
     return {"sentinel.rules": path}
 
 
-class Tokens(Thing):
-    """What all of them have in common. Tokens outlive their connection: it is the lease that ends them."""
+class Tokens(Resource):
+    """What the scenarios' uses of tokens have in common. Tokens outlive their connection: it is the lease that ends
+    them.
+    """
 
     PROTOCOL = "sentinel"
     _observer: Client | None = None
@@ -98,7 +100,7 @@ class Acquired(Tokens):
         assert await got(client.release(taken))
 
     async def agrees(self, visit: Visit) -> bool:
-        """The program has its token, unless the interruption ended the connection."""
+        """Whether the program has its token, unless the interruption ended the connection."""
         await self.ask(visit.client)
         visit.has = 0
         if visit.prepared is not None:
@@ -116,7 +118,7 @@ class Acquired(Tokens):
 
 
 class Blocks(holds.Blocks, Tokens):
-    """What those have in common that a block has."""
+    """What the uses in which a block holds the token have in common."""
 
     REFUSED = (Blocked, r"waited 0\.01 s")
 
@@ -134,7 +136,7 @@ class Held(Blocks):
     NAME = "sentinel hold"
 
     def client(self, shape: str, **options: Any) -> Any:
-        """One that decides by itself while the server does not."""
+        """A client that decides by itself while no server does."""
         return super().client(shape, **{"fallback": "local", "limits": {self.OTHER: 1, RATE: 5}, **options})
 
     async def take(self, client: Any, name: int) -> Any:
@@ -162,7 +164,7 @@ class Held(Blocks):
 
 
 class Fallback(Blocks):
-    """Tokens of the client's own limits, where no server can be reached."""
+    """Tokens of the client's own limits, which count while no server can be reached."""
 
     NAME = "sentinel fallback"
     LACKS: ClassVar = {
@@ -187,7 +189,7 @@ class Fallback(Blocks):
         return False
 
     def in_use(self, name: int) -> int:
-        """Nothing of it is known to the server."""
+        """Nothing, as the server knows nothing of these tokens."""
         return 1 if name == self.OTHER else 0
 
     async def agrees(self, visit: Visit) -> bool:
@@ -214,10 +216,10 @@ async def calls(visit: Visit) -> None:
 
 async def renewed(visit: Visit) -> None:
     """The first hold of its flow, which learns its lease at once."""
-    assert isinstance(visit.thing, Tokens)
-    before = visit.thing.kept()
+    assert isinstance(visit.resource, Tokens)
+    before = visit.resource.kept()
     async with opened(visit.client.hold(ONE)):
-        await visit.until(lambda: visit.thing.kept() > before, "its lease is renewed")  # type: ignore[attr-defined]
+        await visit.until(lambda: visit.resource.kept() > before, "its lease is renewed")  # type: ignore[attr-defined]
 
 
 async def lost(visit: Visit) -> None:
@@ -229,4 +231,4 @@ async def lost(visit: Visit) -> None:
 Acquired.USES = (acquire, calls)
 Held.USES = (held, held_on_a_new_connection, fails_within, waited_for, gives_up, renewed, lost, closed)
 Fallback.USES = (held, fails_within)
-THINGS = [Acquired, Held, Fallback]
+RESOURCES = [Acquired, Held, Fallback]

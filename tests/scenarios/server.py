@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kit.daemon import Address
-    from scenarios.thing import Thing
+    from scenarios.resource import Resource
 
 MODULES = [
     importlib.import_module(f"scenarios.{found.name}")
     for found in pkgutil.iter_modules([str(Path(__file__).parent)])
     if found.name in protocols.names()
 ]
-THINGS: list[type[Thing]] = [thing for module in MODULES for thing in module.THINGS]
+RESOURCES: list[type[Resource]] = [resource for module in MODULES for resource in module.RESOURCES]
 
 
 class Server:
-    """The daemon. It ends with the block that it is entered for.
+    """The daemon, which ends with the block that is entered for it.
 
-    host: the address that it listens on. more: settings for each protocol. program: that runs it.
+    host: the address that it listens on. more: settings for each protocol. program: the command that runs it.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from counterd.client.smockron import AsyncGatekeeper, Gatekeeper, Verdict
 from kit import loops
 from kit.machine import PATIENCE
 from kit.shapes import BLOCKING, got, opened
-from scenarios.thing import Thing, Visit
+from scenarios.resource import Resource, Visit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ def has_heard(stats: Any) -> bool:
     return bool(stats.told >= stats.passed + stats.delayed)
 
 
-class Delayed(Thing):
+class Delayed(Resource):
     """A request that waits, because the master said so, has a place at its gatekeeper until it stops waiting.
 
     As the master gives nothing out, nothing can be lost with a connection: what it said counts for the gatekeeper.
@@ -138,4 +138,4 @@ async def connects(visit: Visit) -> None:
 
 
 Delayed.USES = (waits, connects)
-THINGS = [Delayed]
+RESOURCES = [Delayed]

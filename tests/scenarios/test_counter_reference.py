@@ -27,7 +27,7 @@ CASES = [
 
 
 class Reference:
-    """In the place of a Server."""
+    """The reference server; stands for a Server."""
 
     def __init__(self, address: Any) -> None:
         self._address = address

@@ -20,21 +20,21 @@ import pytest
 from kit import loops
 from kit.machine import PATIENCE
 from kit.shapes import ALL, BLOCKING, opened, run
-from scenarios.server import THINGS
-from scenarios.thing import FORKED
+from scenarios.resource import FORKED
+from scenarios.server import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from scenarios.resource import Resource
     from scenarios.server import Server
-    from scenarios.thing import Thing
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 RLock = type(threading.RLock())
 
 
 class Child:
-    """A process that runs a coroutine. In the middle of it, it says that it is ready, and waits until it may go on."""
+    """A process that runs a coroutine, in the middle of which it reports that it is ready, and waits to go on."""
 
     def __init__(self, shape: str, scenario: Callable[[Child], Awaitable[None]]) -> None:
         self._readable, self._ready = os.pipe()
@@ -58,7 +58,7 @@ class Child:
         return 0
 
     def waits(self) -> None:
-        """In the child: says that it is ready, and waits."""
+        """Called in the child: reports that it is ready, and waits."""
         os.write(self._ready, b".")
         os.read(self._resumed, 1)
 
@@ -91,7 +91,7 @@ def locks(client: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def locked(client: Any) -> Iterator[None]:
-    """While the block runs, another thread has all locks of the client."""
+    """Lets another thread hold all locks of the client during the block."""
     has, over = threading.Event(), threading.Event()
 
     def take() -> None:
@@ -114,43 +114,45 @@ def locked(client: Any) -> Iterator[None]:
         thread.join()
 
 
-async def in_child(thing: Thing, client: Any, taken: Any, child: Child) -> None:
-    await thing.in_child(client, taken)
-    own = await thing.take(client, thing.OTHER)
-    assert thing.in_use(thing.OTHER) == 1
+async def in_child(resource: Resource, client: Any, taken: Any, child: Child) -> None:
+    await resource.in_child(client, taken)
+    own = await resource.take(client, resource.OTHER)
+    assert resource.in_use(resource.OTHER) == 1
     child.waits()
-    await thing.give(client, own)
-    await thing.ask(client)
+    await resource.give(client, own)
+    await resource.ask(client)
     async with opened(client):
         pass
 
 
-async def in_parent(thing: Thing, shape: str) -> None:
-    server, protocol = thing.server, thing.PROTOCOL
-    assert (thing.in_use(thing.ONE), thing.in_use(thing.OTHER)) == (0, 0)
+async def in_parent(resource: Resource, shape: str) -> None:
+    server, protocol = resource.server, resource.PROTOCOL
+    assert (resource.in_use(resource.ONE), resource.in_use(resource.OTHER)) == (0, 0)
     before = server.connections(protocol)
-    async with opened(thing.client(shape)) as client:
-        taken = await thing.take(client, thing.ONE)
+    async with opened(resource.client(shape)) as client:
+        taken = await resource.take(client, resource.ONE)
         own = server.connections(protocol) - before
         with locked(client) if shape == BLOCKING else contextlib.nullcontext():
-            child = Child(shape, lambda child: in_child(thing, client, taken, child))
+            child = Child(shape, lambda child: in_child(resource, client, taken, child))
         await child.is_ready()
-        assert thing.in_use(thing.ONE) == 1
-        await thing.lasts(client, taken)
-        await thing.give(client, taken)
-        assert await thing.works(client)
-        await thing.take(client, thing.ONE)
+        assert resource.in_use(resource.ONE) == 1
+        await resource.lasts(client, taken)
+        await resource.give(client, taken)
+        assert await resource.works(client)
+        await resource.take(client, resource.ONE)
         both = server.connections(protocol)
     # The child has no copy of the connection, which would keep it open.
     await loops.until(lambda: server.connections(protocol) == both - own, "the connection has ended")
-    await loops.until(lambda: thing.in_use(thing.ONE) == 0, "all of it has come back")
+    await loops.until(lambda: resource.in_use(resource.ONE) == 0, "all of it has come back")
     await child.ends()
 
 
 @pytest.mark.parametrize("shape", ALL)
-@pytest.mark.parametrize("thing", [each for each in THINGS if FORKED not in each.LACKS], ids=lambda each: each.NAME)
-def test_a_child_has_nothing_of_its_parent(server: Server, thing: type[Thing], shape: str) -> None:
-    made = thing(server)
+@pytest.mark.parametrize(
+    "resource", [each for each in RESOURCES if FORKED not in each.LACKS], ids=lambda each: each.NAME
+)
+def test_a_child_has_nothing_of_its_parent(server: Server, resource: type[Resource], shape: str) -> None:
+    made = resource(server)
     try:
         run(shape, in_parent(made, shape))
     finally:

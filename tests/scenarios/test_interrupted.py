@@ -19,14 +19,14 @@ from kit.cuts import Relay
 from kit.interrupting import THROWN_AWAY, WAYS, Interrupted, Points
 from kit.machine import EXAMPLES, PATIENCE
 from kit.shapes import BLOCKING, opened, run, run_at_once
-from scenarios.server import THINGS
-from scenarios.thing import CANCELLED, INTERRUPTED, Visit
+from scenarios.resource import CANCELLED, INTERRUPTED, Visit
+from scenarios.server import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from scenarios.resource import Resource
     from scenarios.server import Server
-    from scenarios.thing import Thing
 
     Use = Callable[[Visit], Awaitable[None]]
 
@@ -42,19 +42,19 @@ MANY_S = 10 * PATIENCE  # for all interruptions of a use; each step of one has P
 UNCLOSED = (("decorated", THROWN_AWAY), ("connects", THROWN_AWAY))
 
 
-def uses(scenario: str) -> list[tuple[type[Thing], Use, bool]]:
-    """Returns each Thing with each of its uses, the first also with True: the connection has something else."""
+def uses(scenario: str) -> list[tuple[type[Resource], Use, bool]]:
+    """Returns each Resource with each of its uses, the first also with True: the connection has something else."""
     return [
-        (thing, use, keeps)
-        for thing in THINGS
-        if scenario not in thing.LACKS
-        for use in (*thing.USES, *(thing.ASYNC_USES if scenario == CANCELLED else ()))
-        for keeps in ((False, True) if use is thing.USES[0] and not thing.IS_ALONE else (False,))
+        (resource, use, keeps)
+        for resource in RESOURCES
+        if scenario not in resource.LACKS
+        for use in (*resource.USES, *(resource.ASYNC_USES if scenario == CANCELLED else ()))
+        for keeps in ((False, True) if use is resource.USES[0] and not resource.IS_ALONE else (False,))
     ]
 
 
-def name(thing: type[Thing], use: Use, keeps: bool, *way: str) -> str:
-    return ", ".join((f"{thing.NAME}: {use.__name__}{' with another' if keeps else ''}".replace("_", " "), *way))
+def name(resource: type[Resource], use: Use, keeps: bool, *way: str) -> str:
+    return ", ".join((f"{resource.NAME}: {use.__name__}{' with another' if keeps else ''}".replace("_", " "), *way))
 
 
 async def cancelled(visit: Visit, use: Use, at: int, way: str) -> bool:
@@ -76,33 +76,33 @@ def interrupted(visit: Visit, use: Use, at: int) -> bool:
     return points.fired
 
 
-async def goes_on(thing: Thing, visit: Visit, kept: Any, at: int) -> None:
+async def goes_on(resource: Resource, visit: Visit, kept: Any, at: int) -> None:
     """Checks that server and client agree, and that the client works."""
     client = visit.client
-    await loops.until(lambda: thing.agrees(visit), f"{visit.has} in use after interruption {at}")
+    await loops.until(lambda: resource.agrees(visit), f"{visit.has} in use after interruption {at}")
     if kept is not None:
-        has = await thing.has_kept(visit, kept)  # if not, the server may still have to see that the connection ended
-        await loops.until(lambda: thing.in_use(thing.OTHER) == has, f"{has:d} of the other after interruption {at}")
-    if not visit.has and not thing.IS_ALONE:
-        await loops.until(lambda: thing.works(client), f"it works after interruption {at}")
+        has = await resource.has_kept(visit, kept)  # if not, the server may still have to see that the connection ended
+        await loops.until(lambda: resource.in_use(resource.OTHER) == has, f"{has:d} of the other after {at}")
+    if not visit.has and not resource.IS_ALONE:
+        await loops.until(lambda: resource.works(client), f"it works after interruption {at}")
 
 
-async def everywhere(thing: Thing, shape: str, use: Use, keeps: bool, way: str = "") -> None:
+async def everywhere(resource: Resource, shape: str, use: Use, keeps: bool, way: str = "") -> None:
     """Interrupts the use at each place. keeps: the connection has something else, which is not lost by that."""
     places_max, stride = (POINTS_MAX, STRIDE) if shape == BLOCKING else (AWAITS_MAX, 1)
     first = random.randint(1, stride)
     for at in itertools.count(first, stride):
-        with Relay(thing.server.where(thing.PROTOCOL)) as thing.relay:
-            async with opened(thing.visitor(shape)) as client:
-                kept = await thing.take(client, thing.OTHER) if keeps else None
-                async with opened(thing.another(shape)) as another:
-                    visit = Visit(thing, shape, client, another)
-                    await thing.begin(visit)
+        with Relay(resource.server.where(resource.PROTOCOL)) as resource.relay:
+            async with opened(resource.visitor(shape)) as client:
+                kept = await resource.take(client, resource.OTHER) if keeps else None
+                async with opened(resource.another(shape)) as another:
+                    visit = Visit(resource, shape, client, another)
+                    await resource.begin(visit)
                     fired = interrupted(visit, use, at) if shape == BLOCKING else await cancelled(visit, use, at, way)
-                await goes_on(thing, visit, kept, at)
-            await asyncio.to_thread(thing.relay.drain)
-        await loops.until(lambda: thing.in_use(thing.ONE) == 0, f"nothing is in use after interruption {at}")
-        thing.end()
+                await goes_on(resource, visit, kept, at)
+            await asyncio.to_thread(resource.relay.drain)
+        await loops.until(lambda: resource.in_use(resource.ONE) == 0, f"nothing is in use after interruption {at}")
+        resource.end()
         if not fired or at >= places_max:
             break
     assert at > 1 or keeps
@@ -116,21 +116,23 @@ CASES = [
 ]
 
 
-def check(thing: Thing, shape: str, use: Use, keeps: bool, way: str = "") -> None:
+def check(resource: Resource, shape: str, use: Use, keeps: bool, way: str = "") -> None:
     try:
-        run(shape, everywhere(thing, shape, use, keeps, way), MANY_S)
+        run(shape, everywhere(resource, shape, use, keeps, way), MANY_S)
     finally:
-        thing.close()
+        resource.close()
 
 
 @pytest.mark.parametrize("shape", loops.NEW_LOOP)
-@pytest.mark.parametrize(("thing", "use", "keeps", "way"), CASES)
+@pytest.mark.parametrize(("resource", "use", "keeps", "way"), CASES)
 def test_cancelled_at_every_await(
-    server: Server, thing: type[Thing], use: Use, shape: str, way: str, *, keeps: bool
+    server: Server, resource: type[Resource], use: Use, shape: str, way: str, *, keeps: bool
 ) -> None:
-    check(thing(server), shape, use, keeps, way)
+    check(resource(server), shape, use, keeps, way)
 
 
-@pytest.mark.parametrize(("thing", "use", "keeps"), [pytest.param(*case, id=name(*case)) for case in uses(INTERRUPTED)])
-def test_interrupted_at_every_point(server: Server, thing: type[Thing], use: Use, *, keeps: bool) -> None:
-    check(thing(server), BLOCKING, use, keeps)
+@pytest.mark.parametrize(
+    ("resource", "use", "keeps"), [pytest.param(*case, id=name(*case)) for case in uses(INTERRUPTED)]
+)
+def test_interrupted_at_every_point(server: Server, resource: type[Resource], use: Use, *, keeps: bool) -> None:
+    check(resource(server), BLOCKING, use, keeps)

@@ -12,43 +12,48 @@ import pytest
 
 from kit import loops
 from kit.shapes import ALL, opened, run
-from scenarios.server import THINGS, Server
-from scenarios.thing import RESTARTED
+from scenarios.resource import RESTARTED
+from scenarios.server import RESOURCES, Server
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scenarios.thing import Thing
+    from scenarios.resource import Resource
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 
 
-async def restarts(thing: Thing, shape: str) -> None:
+async def restarts(resource: Resource, shape: str) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        made = [await stack.enter_async_context(opened(thing.client(shape))) for _ in range(1 if thing.IS_ALONE else 3)]
+        made = [
+            await stack.enter_async_context(opened(resource.client(shape)))
+            for _ in range(1 if resource.IS_ALONE else 3)
+        ]
         holder, *others = made
         for client in others:
-            await thing.ask(client)
-        taken = await thing.take(holder, thing.ONE)
-        assert thing.in_use(thing.ONE) == 1
-        thing.server.kill()
-        await thing.when_gone(holder, taken)
+            await resource.ask(client)
+        taken = await resource.take(holder, resource.ONE)
+        assert resource.in_use(resource.ONE) == 1
+        resource.server.kill()
+        await resource.when_gone(holder, taken)
         for client in made[:2]:
-            await thing.while_away(client)
-        thing.server.start()
+            await resource.while_away(client)
+        resource.server.start()
         for client in others[1:]:
-            await thing.ask(client)  # it has lost nothing, and has not noticed anything
-        await thing.when_back(holder, taken)
+            await resource.ask(client)  # it has lost nothing, and has not noticed anything
+        await resource.when_back(holder, taken)
         for client in made:
-            await loops.until(lambda client=client: thing.works(client), "it works")  # type: ignore[misc]
-        await loops.until(lambda: thing.in_use(thing.ONE) == 0, "all of it has come back")
+            await loops.until(lambda client=client: resource.works(client), "it works")  # type: ignore[misc]
+        await loops.until(lambda: resource.in_use(resource.ONE) == 0, "all of it has come back")
 
 
 @pytest.mark.parametrize("shape", ALL)
-@pytest.mark.parametrize("thing", [each for each in THINGS if RESTARTED not in each.LACKS], ids=lambda each: each.NAME)
-def test_the_server_is_killed_and_comes_back(tmp_path: Path, thing: type[Thing], shape: str) -> None:
+@pytest.mark.parametrize(
+    "resource", [each for each in RESOURCES if RESTARTED not in each.LACKS], ids=lambda each: each.NAME
+)
+def test_the_server_is_killed_and_comes_back(tmp_path: Path, resource: type[Resource], shape: str) -> None:
     with Server(tmp_path / "daemon") as server:
-        made = thing(server)
+        made = resource(server)
         try:
             run(shape, restarts(made, shape))
         finally:

@@ -6,18 +6,18 @@ from __future__ import annotations
 import pytest
 
 from counterd import protocols
-from scenarios.server import THINGS
-from scenarios.thing import CANCELLED, INTERRUPTED, SCENARIOS
+from scenarios.resource import CANCELLED, INTERRUPTED, SCENARIOS
+from scenarios.server import RESOURCES
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_each_protocol_has_each_scenario(scenario: str) -> None:
-    having = {thing.PROTOCOL for thing in THINGS if scenario not in thing.LACKS}
+    having = {resource.PROTOCOL for resource in RESOURCES if scenario not in resource.LACKS}
     assert having == set(protocols.names())
 
 
 def test_missing_scenarios_have_a_reason() -> None:
-    for thing in THINGS:
-        assert set(thing.LACKS) <= set(SCENARIOS)
-        assert all(thing.LACKS.values())
-        assert bool(thing.USES) == (not {CANCELLED, INTERRUPTED} <= set(thing.LACKS))
+    for resource in RESOURCES:
+        assert set(resource.LACKS) <= set(SCENARIOS)
+        assert all(resource.LACKS.values())
+        assert bool(resource.USES) == (not {CANCELLED, INTERRUPTED} <= set(resource.LACKS))

@@ -19,16 +19,16 @@ from kit.daemon import wait_until
 from kit.machine import PATIENCE
 from kit.namespaces import HERE, Net, inside, ip, joined
 from kit.shapes import ALL, begun, opened, run
-from scenarios.server import THINGS, Server
-from scenarios.thing import VANISHED
+from scenarios.resource import VANISHED
+from scenarios.server import RESOURCES, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scenarios.thing import Thing
+    from scenarios.resource import Resource
 
 pytestmark = pytest.mark.needs("ip", "networks")
-CASES = [(thing, shape) for thing in THINGS if VANISHED not in thing.LACKS for shape in ALL]
+CASES = [(resource, shape) for resource in RESOURCES if VANISHED not in resource.LACKS for shape in ALL]
 TIMEOUT_S = 0.5  # of a call, and of an attempt to connect
 DAEMON = {"insecure": "true", "keepalive_idle": 1, "keepalive_interval": 1, "keepalive_count": 2, "user_timeout": 3}
 ALL_S = 2 * PATIENCE  # of a case; its clients give the network up after 10 to 12 s
@@ -37,10 +37,10 @@ HOLDING, AWAY, BACK = range(3)  # all hold something; the network is gone, and g
 
 
 class Case:
-    """One client and what it takes. error: what it failed with. reached: how far it is."""
+    """A client and what it takes. error: the error with which it failed. reached: the phase that it has reached."""
 
-    def __init__(self, thing: Thing, shape: str, net: Net) -> None:
-        self.thing = thing
+    def __init__(self, resource: Resource, shape: str, net: Net) -> None:
+        self.resource = resource
         self.shape = shape
         self.error: BaseException | None = None
         self.reached = -1
@@ -57,22 +57,22 @@ class Case:
         self.reached = BACK
 
     async def _vanishes(self) -> None:
-        thing = self.thing
-        made = functools.partial(thing.client, self.shape, timeout=TIMEOUT_S)
-        async with opened(made()) as client, opened(thing.waiter(made)) as waiter:
-            taken = await thing.take(client, thing.ONE)
-            waits = thing.waiting(waiter)
+        resource = self.resource
+        made = functools.partial(resource.client, self.shape, timeout=TIMEOUT_S)
+        async with opened(made()) as client, opened(resource.waiter(made)) as waiter:
+            taken = await resource.take(client, resource.ONE)
+            waits = resource.waiting(waiter)
             waiting = None if waits is None else begun(self.shape, waits)
             await self._meet(HOLDING)
-            await thing.while_away(client)
-            if thing.IS_GIVEN_OUT:
-                await loops.until(lambda: thing.in_use(thing.ONE) == 0, "the server has taken it back")
-            await thing.when_gone(client, taken)
+            await resource.while_away(client)
+            if resource.IS_GIVEN_OUT:
+                await loops.until(lambda: resource.in_use(resource.ONE) == 0, "the server has taken it back")
+            await resource.when_gone(client, taken)
             await self._meet(AWAY)
-            await thing.when_back(client, taken)
-            await loops.until(lambda: thing.works(client), "it works")
-            await loops.until(lambda: thing.in_use(thing.ONE) == 0, "nothing is in use")
-            thing.end_waits()
+            await resource.when_back(client, taken)
+            await loops.until(lambda: resource.works(client), "it works")
+            await loops.until(lambda: resource.in_use(resource.ONE) == 0, "nothing is in use")
+            resource.end_waits()
             if waiting is not None:
                 with contextlib.suppress(CounterdError):
                     await waiting
@@ -84,8 +84,8 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[type[Thing], str], Case]]:
-    """All cases, which have run."""
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[type[Resource], str], Case]]:
+    """All cases, after their runs."""
     with joined() as net:
         ip(net.keepers[0], "link", "set", "lo", "up")
         directory = tmp_path_factory.mktemp("server") / "daemon"
@@ -93,7 +93,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[type[
             made = {case: Case(case[0](server, number), case[1], net) for number, case in enumerate(CASES)}
             with inside(net.keepers[0]):  # where the server is: so they can see it all the time
                 for each in made.values():
-                    each.thing.look()
+                    each.resource.look()
             for each in made.values():
                 each.thread.start()
             for phase, act in ((HOLDING, net.vanish), (AWAY, net.come_back)):
@@ -103,13 +103,13 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[type[
                     each.now = phase + 1
             for each in made.values():
                 each.thread.join(PATIENCE)
-                each.thing.close()
+                each.resource.close()
             yield made
 
 
-@pytest.mark.parametrize(("thing", "shape"), CASES, ids=lambda each: getattr(each, "NAME", each))
+@pytest.mark.parametrize(("resource", "shape"), CASES, ids=lambda each: getattr(each, "NAME", each))
 def test_the_network_vanishes_and_comes_back(
-    cases: dict[tuple[type[Thing], str], Case], thing: type[Thing], shape: str
+    cases: dict[tuple[type[Resource], str], Case], resource: type[Resource], shape: str
 ) -> None:
-    if (error := cases[thing, shape].error) is not None:
+    if (error := cases[resource, shape].error) is not None:
         raise error

@@ -12,7 +12,7 @@ from counterd.errors import ConnectionLost
 from kit import loops
 from kit.machine import PATIENCE
 from kit.shapes import BLOCKING, got
-from scenarios.thing import Thing, Visit
+from scenarios.resource import Resource, Visit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ def settings(directory: Path) -> dict[str, Any]:
     return {}
 
 
-class Subscription(Thing):
+class Subscription(Resource):
     """A channel's events. After a loss the client subscribes again by itself, and next_event() tells of it."""
 
     PROTOCOL = "throttr"
@@ -144,4 +144,4 @@ async def closed(visit: Visit) -> None:
 
 
 Subscription.USES = (events, calls, subscribed_on_a_new_connection, closed)
-THINGS = [Subscription]
+RESOURCES = [Subscription]

@@ -25,7 +25,7 @@ def write(tmp_path, monkeypatch):
 
 @pytest.fixture
 def problems(write):
-    """The mistakes in a file and overrides."""
+    """The problems that are found in a file and overrides."""
 
     def problems(content: str | bytes, *overrides: str, rooms=(COUNTER,)) -> list[str]:
         with pytest.raises(ConfigError) as caught:

@@ -18,12 +18,12 @@ FIELDS = {"session": {"connection"}, "store": {"has_work"}}
 
 
 def members(face: type[Any]) -> set[str]:
-    """Of a Protocol, methods and attributes."""
+    """The methods and attributes of a Protocol."""
     return {name for name in {*vars(face), *face.__annotations__} if not name.startswith("_")}
 
 
 def called(folder: str, name: str) -> set[str]:
-    """What Cython in a folder uses of what it calls so."""
+    """The attributes of objects with this name that the Cython code in a folder uses."""
     texts = [path.read_text("utf-8") for path in (SOURCES / folder).rglob("*.pyx")]
     assert texts
     return {used for text in texts for used in re.findall(rf"(?<!\w){name}\.(\w+)", text)}

@@ -26,7 +26,7 @@ OUTPUT_MAX = 262_144
 
 
 class Scene:
-    """A store, and peers that have sent and received what `sent` and `received` say."""
+    """A store whose sessions have sent and received what `sent` and `received` say."""
 
     def __init__(self) -> None:
         self.store = waiting.WaitingStore(hash_key=KEY, make_session=waiting.WaitingSession, reply_max=PIECE)
@@ -59,14 +59,14 @@ class Peer:
         return _core.STATE_NAMES[self.session.state]
 
     def send(self, data: bytes) -> bytes:
-        """What is received at once, and in all that follows by itself."""
+        """Sends data; returns all output that follows without another request."""
         before = len(self.received)
         self.received += self.session.receive(data, self.scene.now_ns)
         self.pull()
         return self.received[before:]
 
     def pull(self) -> int:
-        """Takes the output as long as there is more; returns how many calls that took."""
+        """Takes output as long as there is more; returns how many calls that took."""
         calls = 0
         while self.session.more:
             self.received += self.session.take_output(self.scene.now_ns)

@@ -27,7 +27,7 @@ Load = "Callable[[servers.Server, Any], compare.Figures]"
 
 @pytest.fixture
 def comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., int]]:
-    """Runs the command, with servers that are none and this for a load, and returns its exit status."""
+    """Runs the command with fake servers and this load, and returns its exit status."""
 
     @contextlib.contextmanager
     def started(name: str) -> Iterator[servers.Server]:
@@ -55,7 +55,7 @@ def comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call
 
 
 def found(tmp_path: Path) -> list[dict[str, Any]]:
-    """The scenarios that were written down."""
+    """The scenarios in the results."""
     (path,) = (tmp_path / "results").glob("*.json")
     return json.loads(path.read_text())["scenarios"]
 

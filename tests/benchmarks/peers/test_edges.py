@@ -17,7 +17,7 @@ def described(server: Server) -> servers.Server:
 
 
 class Leaving(Server):
-    """Answers two requests of a connection."""
+    """A server that answers two requests of a connection, and closes it."""
 
     def answer(self, request: Request) -> bytes:
         if self.peer_of(request).requests > 2:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Yes(Server):
-    """Says 01 to whatever comes."""
+    """A server that answers 01 to everything."""
 
     def serve(self, peer: Peer) -> None:
         while data := peer.socket.recv(1 << 16):

@@ -23,7 +23,7 @@ def figures(rate: float) -> dict[str, float]:
 
 
 def document(**rates: list[float]) -> dict[str, Any]:
-    """One in which each scenario has these rates a round, by server."""
+    """Results in which each scenario has these rates a round, by server."""
     rounds = {name.replace("_", " "): [figures(rate) for rate in values] for name, values in rates.items()}
     promised = {promise["scenario"] for promise in PROMISES}
     loads = ("load", "open")

@@ -31,7 +31,7 @@ def dialect() -> Beanstalk:
 
 @dataclass(frozen=True)
 class JobId:
-    """<n>. Its size is what it turns out to be."""
+    """<n>: the id of a job. Its size is known once it has arrived."""
 
     name: str
     size: int = 0
@@ -47,7 +47,7 @@ class JobId:
 
 
 def parts(text: str) -> list[bytes | Hole]:
-    """A text, with its ids."""
+    """Splits a text at its ids."""
     return [
         JobId(piece) if number % 2 else piece.encode("ascii") for number, piece in enumerate(_JOB.split(text)) if piece
     ]
@@ -119,7 +119,7 @@ class Beanstalk:
 
 
 def line(peer: Peer) -> bytes:
-    """What comes up to the end of a line."""
+    """Receives up to the end of a line."""
     received = b""
     while not received.endswith(b"\r\n"):
         received += peer.recv_exactly(1)
@@ -127,7 +127,7 @@ def line(peer: Peer) -> bytes:
 
 
 def document(peer: Peer) -> bytes:
-    """The body of an OK."""
+    """Receives the body of an OK."""
     head = line(peer)
     assert head.startswith(b"OK "), f"received {head!r}"
     body = peer.recv_exactly(int(head[3:]) + 2)

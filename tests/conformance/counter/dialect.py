@@ -94,7 +94,7 @@ def _recv_frame(peer: Peer) -> bytes:
 
 
 def _recv_success(peer: Peer, sent: bytes) -> bytes:
-    """The body of a successful response to the one request that was sent."""
+    """Receives the body of a successful response to the one request that was sent."""
     received = _recv_frame(peer)
     header = b"\x91" + sent[1:2] + b"\0\0" + received[4:8] + sent[8:12]
     assert received[:HEADER_SIZE] == header, f"received {shown(received)} instead of {header.hex(' ')}"

@@ -30,7 +30,7 @@ def yrmcdsd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[reference.Addr
 
 @pytest.fixture(scope="module")
 def another_yrmcdsd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[reference.Address]:
-    """With no counters left by the first, which would make every case fail."""
+    """Another yrmcdsd, without the counters of the first one, which would make every case fail."""
     with reference.running(tmp_path_factory.mktemp("another_yrmcdsd")) as address:
         yield address
 

@@ -39,7 +39,7 @@ def dialect() -> Sentinel:
 
 @dataclass(frozen=True)
 class Granted:
-    """{"granted": name}."""
+    """{"granted": name}: the id of a new token, which gets this name."""
 
     name: str
     size: int = TOKEN_SIZE
@@ -58,7 +58,7 @@ class Granted:
 
 @dataclass(frozen=True)
 class Token:
-    """{"token": name}."""
+    """{"token": name}: the id of an earlier token."""
 
     name: str
     size: int = TOKEN_SIZE
@@ -75,7 +75,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Left:
-    """{"left": ms}."""
+    """{"left": ms}: the remaining time."""
 
     value: int
     size: int = 4

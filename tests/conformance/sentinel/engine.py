@@ -40,7 +40,7 @@ def make_store(rules: Any = None, **settings: Any) -> Any:
 
 
 def happen(store: Any, name: str) -> None:
-    """What vectors let happen to a server."""
+    """Applies an event that vectors name to a store."""
     if name == "drain":
         store.begin_drain()
     else:
@@ -48,7 +48,7 @@ def happen(store: Any, name: str) -> None:
 
 
 class Pump(pump.Pump):
-    """A pump to whose store the things can happen that vectors name."""
+    """A pump to whose store vectors can apply events."""
 
     def happen(self, name: str) -> None:
         happen(self.store, name)

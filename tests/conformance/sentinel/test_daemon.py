@@ -81,7 +81,7 @@ def test_counterd_does_what_the_vectors_say(served: Served) -> None:
 
 
 class Caller:
-    """Requests as calls, one after the other."""
+    """Makes requests as calls, one after the other."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.peer = vectors.SocketPeer(connected)
@@ -94,7 +94,7 @@ class Caller:
 
 
 def flow_named(resource: str) -> int:
-    """The flow of a rule, by the beginning of its resource: that is the case's name."""
+    """The flow of the rule whose resource begins with this, the name of a case."""
     rules = parse_rules((HERE / FILES["first"]).read_text())
     return next(rule.flow_id for rule in rules.flows if rule.resource.startswith(resource))
 

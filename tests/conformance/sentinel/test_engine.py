@@ -31,7 +31,7 @@ LATER_NS = 600 * 10**9
 
 
 def run(case: vectors.Case, bench: Pump, cut: Callable[[bytes], Iterable[bytes]] = lambda data: [data]) -> None:
-    """Plays it from the beginning of a sample of every window on, with all that is sent cut like this."""
+    """Runs the case from the beginning of a sample of every window, with all sent data split like this."""
     bench.advance(-bench.now_ns % LATER_NS)
     bench.cut = cut
     vectors.run_case(case, bench.connect, advance=bench.advance, happen=bench.happen)
@@ -39,7 +39,7 @@ def run(case: vectors.Case, bench: Pump, cut: Callable[[bytes], Iterable[bytes]]
 
 
 def run_all(cut: Callable[[bytes], Iterable[bytes]]) -> None:
-    """All cases on one store, which is quicker than one for each; after a drain there must be another."""
+    """Runs all cases on one store, which is faster than one for each; after a drain there must be another."""
     bench = Pump(make_store())
     for case in sorted(CASES, key=lambda case: "drain" in case.happenings):
         bench.happen("first")
@@ -104,13 +104,13 @@ def test_cases_in_random_pieces(seed: int) -> None:
 
 
 class Ear:
-    """Hears one stream after the other, so much later that nothing counts any more of the one before."""
+    """Receives one stream after the other, each so much later that nothing counts any more of the one before."""
 
     def __init__(self) -> None:
         self.bench = Pump(make_store())
 
     def said(self, pieces: Iterable[bytes], *, end: bool = False) -> tuple[bytes, bool]:
-        """What a stream in these pieces is answered, and whether it is closed then."""
+        """The answers to a stream in these pieces, and whether it is closed then."""
         self.bench.advance(LATER_NS)
         session, now_ns = self.bench.store.session(self.bench.now_ns), self.bench.now_ns
         output = bytearray()
@@ -188,7 +188,7 @@ def test_the_cases_cover_every_type_and_status() -> None:
 
 
 def known(pattern: vectors.Pattern) -> Iterable[tuple[int, int]]:
-    """Type and status of each frame in it, of which the head is known at least."""
+    """Type and status of each frame whose head, at least, is known."""
     data = b"".join(part if isinstance(part, bytes) else bytes(part.size) for part in pattern.parts)
     return ((frame[4], frame[5]) for frame in frames_of(data))
 
@@ -205,7 +205,7 @@ def test_cases_use_different_rules_and_namespaces() -> None:
 
 
 def named(stream: bytes) -> set[int | bytes]:
-    """Flows and namespaces, as far as whole requests tell."""
+    """The flows and namespaces that whole requests name."""
     found: set[int | bytes] = set()
     for frame in frames_of(stream):
         if len(frame) > 4 and frame[4] in (MessageType.FLOW, MessageType.PARAM, MessageType.ACQUIRE):

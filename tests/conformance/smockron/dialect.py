@@ -46,13 +46,13 @@ def dialect() -> Smockron:
 
 
 def port_of(name: str) -> int:
-    """By which a connection of that name comes."""
+    """The port to which a connection of that name goes."""
     return 1 if name.startswith("control") else 0
 
 
 @dataclass(frozen=True)
 class Moment:
-    """TIME, in digits."""
+    """TIME: a moment, in digits."""
 
     offset_ms: int
     size: int = DIGITS

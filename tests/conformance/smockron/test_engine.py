@@ -30,7 +30,7 @@ PAGE = HERE.parents[2] / "docs" / "protocols" / "smockron.md"
 
 
 def run(case: vectors.Case, bench: Pump, cut: Callable[[bytes], Iterable[bytes]] = lambda data: [data]) -> None:
-    """Plays it, with all that is sent cut like this."""
+    """Runs the case with all sent data split like this."""
     bench.cut = cut
     vectors.run_case(case, bench.connect_by_name, by_name=True, advance=bench.advance, happen=bench.happen)
     assert bench.store.sessions_open == 0, case.name
@@ -91,7 +91,7 @@ def test_cases_in_random_pieces(seed: int) -> None:
 
 
 def said(name: str, pieces: Iterable[bytes], *, end: bool = False) -> tuple[bytes, bool]:
-    """What a stream in these pieces is answered, and whether it is closed then."""
+    """The answers to a stream in these pieces, and whether it is closed then."""
     bench = Pump(make_store())
     session, now_ns = bench.store.session(bench.now_ns, port_of(name)), bench.now_ns
     output = bytearray()

@@ -64,7 +64,7 @@ def dialect(value_size: int = 2) -> Throttr:
 
 @dataclass(frozen=True)
 class Left:
-    """{"left": NUM, "unit": type}."""
+    """{"left": NUM, "unit": type}: the remaining TTL."""
 
     size: int
     value: int
@@ -124,7 +124,7 @@ class Throttr:
         return Pattern((bytes([size]), *name.parts))
 
     def recv_reply(self, peer: Peer, expected: bytes) -> bytes:
-        """One that is as long as the one that is hoped for, as those that are only a status are."""
+        """Receives a reply of the expected length, or only the status of a failure."""
         return peer.recv_exactly(len(expected))
 
     def check(self, raw: dict[str, Any], content: Callable[[Any], Bytes]) -> Check:
@@ -166,7 +166,7 @@ class Throttr:
         return check
 
     def _entry(self, raw: Any, content: Callable[[Any], Bytes]) -> tuple[Bytes, dict[str, int], int | None]:
-        """Name, fields and the TTL, if it is to be looked at."""
+        """Reads the name, the fields and, if it is to be checked, the TTL."""
         if not isinstance(raw, dict):
             return content(raw), {}, None
         name = content(raw.get("key", raw.get("channel")))
@@ -237,7 +237,7 @@ def _only(rows: Iterable[replies.Row], name: bytes) -> replies.Row:
 
 
 def _check_moments(moments: list[int], run: Run) -> None:
-    """They are when the case began, as each entry sees it: where no time goes by, all see the same."""
+    """Checks that all moments come from the same time, that of the start of the case: equal where no time passes."""
     if moments:
         apart = max(moments) - min(moments)
         assert apart <= (0 if run.driven else SLACK_NS), f"times of expiry that are {apart} ns off"
@@ -245,7 +245,9 @@ def _check_moments(moments: list[int], run: Run) -> None:
 
 
 def _check_now(moments: list[int], run: Run) -> None:
-    """They are Unix nanoseconds of about now; where time is driven only the store knows what its clock is in those."""
+    """Checks that moments are Unix nanoseconds of about now. Where the test drives the time, only the store knows its
+    Unix time.
+    """
     if not run.driven:
         now_ns = time.time_ns()
         assert all(abs(now_ns - moment) <= SLACK_NS for moment in moments), f"{moments} instead of about {now_ns}"

@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
 
 def entry_format(opcode: int, width: int) -> struct.Struct:
-    """Of one entry of that listing. width: bytes of N."""
+    """The format of an entry of that listing. width: bytes of N."""
     if opcode == LIST:
         return struct.Struct(f"<BBBQ{NUMBER[width]}")
     return {STATS: struct.Struct("<BQQQQ"), CHANNELS: struct.Struct("<BQQQ"), CONNECTIONS: RECORD}[opcode]
@@ -65,7 +65,7 @@ def read_number(recv: Recv) -> int:
 
 
 def read_listing(recv: Recv, opcode: int, width: int) -> list[list[Row]]:
-    """The fragments of LIST, STATS, CHANNELS or CONNECTIONS, which must be as long as they may be."""
+    """Reads the fragments of LIST, STATS, CHANNELS or CONNECTIONS, and checks that none exceeds the maximum size."""
     entry = entry_format(opcode, width)
     status = recv(1)
     assert status == b"\1", f"a listing that begins with {status.hex()}"
@@ -88,7 +88,7 @@ def read_listing(recv: Recv, opcode: int, width: int) -> list[list[Row]]:
 
 
 def fragment_size(rows: Sequence[Row], opcode: int, entry_size: int) -> int:
-    """What the bound of a fragment counts: bytes, or records."""
+    """The size of a fragment, in the unit of its bound: bytes, or records."""
     if opcode == CONNECTIONS:
         return len(rows)
     names = 0 if opcode == CHANNELS else sum(len(row.name) for row in rows)
@@ -100,7 +100,7 @@ def fragment_max(opcode: int) -> int:
 
 
 def in_fragments(rows: Sequence[Row], opcode: int, width: int) -> list[list[Row]]:
-    """These rows in as few fragments as their order allows."""
+    """Packs these rows into as few fragments as their order allows."""
     fragments: list[list[Row]] = []
     entry_size = entry_format(opcode, width).size
     for row in rows:
@@ -125,7 +125,9 @@ def write_listing(rows: Sequence[Row], opcode: int, width: int) -> bytes:
 
 
 def read_subscribers(recv: Recv) -> list[Row] | None:
-    """The reply to CHANNEL: subscribed at, read bytes and write bytes by id; None if there is no such channel."""
+    """Reads the reply to CHANNEL: {id: (time of subscription, read bytes, written bytes)}; None if there is no such
+    channel.
+    """
     if recv(1) == b"\0":
         return None
     entries = [SUBSCRIBER.unpack(recv(SUBSCRIBER.size)) for _ in range(read_number(recv))]
@@ -133,14 +135,14 @@ def read_subscribers(recv: Recv) -> list[Row] | None:
 
 
 def read_record(recv: Recv) -> dict[str, int | bytes] | None:
-    """The reply to CONNECTION by the names of its fields; None if there is no such connection."""
+    """Reads the reply to CONNECTION: {field: value}; None if there is no such connection."""
     if recv(1) == b"\0":
         return None
     return dict(zip(CONNECTION_FIELDS, RECORD.unpack(recv(RECORD.size)), strict=True))
 
 
 def read_info(recv: Recv) -> dict[str, int]:
-    """The reply to INFO by the names of its fields, without the version, which must be text."""
+    """Reads the reply to INFO: {field: value}, without the version, which must be text."""
     assert recv(1) == b"\1"
     *numbers, version = INFO_REPLY.unpack(recv(INFO_REPLY.size))
     text = version.rstrip(b"\0")

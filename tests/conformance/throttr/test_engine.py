@@ -92,7 +92,7 @@ def test_all_cases_pass_in_one_store(size: int) -> None:
 
 
 def names_of(content: vectors.Bytes, size: int) -> Iterator[tuple[str, bytes]]:
-    """The keys and channels that a step names, where all of it is known beforehand."""
+    """The keys and channels that a step names, if all of it is known beforehand."""
     stream = content if isinstance(content, bytes) else b""
     while (request := parse(stream, size, len(stream))) and not request.breaks:
         stream = stream[request.size :]
@@ -126,7 +126,7 @@ def test_the_cases_cover_every_request(size: int) -> None:
 
 
 def play(size: int, pieces: Iterable[bytes], *, end: bool = False) -> tuple[bytes, bool]:
-    """What a stream in these pieces is answered on a store of its own, and whether it is closed then."""
+    """The answers to a stream in these pieces on its own store, and whether it is closed then."""
     store = make_store(size)
     session = store.session(START_NS)
     output = bytearray()
@@ -208,14 +208,14 @@ def test_vectors_followed_by_a_half_close(size: int) -> None:
 
 
 class Caller:
-    """Requests as calls on one connection, at one value size."""
+    """Makes requests as calls on one connection, at one value size."""
 
     def __init__(self, bench: Pump, size: int = 2) -> None:
         self.peer: Peer = bench.connect()
         self.size = size
 
     def ask(self, opcode: int, *fields: int | bytes) -> bytes:
-        """All that comes, events included."""
+        """Returns everything that is received, events included."""
         self.peer.send(encode(self.size, opcode, *fields))
         return self.said()
 

@@ -58,7 +58,7 @@ HEADROOM = 8  # one part of a burst may be in stock at all daemons together: cou
 
 @contextlib.contextmanager
 def staged(directory: Path, options: Options) -> Iterator[Scene]:
-    """Starts everything but the workers."""
+    """Starts everything except the workers."""
     with contextlib.ExitStack() as stack:
         switch = None
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -70,7 +70,7 @@ def staged(directory: Path, options: Options) -> Iterator[Scene]:
 
 
 def act(scene: Scene, seconds: float, draw: random.Random, wanted: list[str]) -> list[str]:
-    """Lets things fail while the workers are at work. Returns what has failed."""
+    """Injects faults while the workers run. Returns those that happened."""
     faults = []
     names = [name for name in wanted or scene.faults if name in scene.faults]
     if not names:
@@ -95,7 +95,7 @@ def act(scene: Scene, seconds: float, draw: random.Random, wanted: list[str]) ->
 
 
 def everything_comes_back(path: str) -> None:
-    """One client can have all permits of all names. Raises AssertionError if it cannot."""
+    """Checks that one client can have all permits of all names. Raises AssertionError if it cannot."""
 
     def takes(name: bytes, maximum: int) -> bool:
         try:

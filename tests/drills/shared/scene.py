@@ -65,9 +65,8 @@ class Options:
 
 
 class Scene:
-    """facts: what has happened so far, for verdict.py. faults: how to let each fault happen.
-
-    demands: the servers replace nobody by themselves, so failovers are demanded of them.
+    """facts: what has happened so far, for verdict.py. faults: a function for each fault. demands: the servers replace
+    no master by themselves, so the drill demands failovers.
     """
 
     def __init__(self, servers: Servers, sidecars: list[Sidecar], switch: Switch | None, options: Options) -> None:
@@ -102,13 +101,15 @@ class Scene:
         self._replace(draw, lambda old: old.stop(), lambda old: old.go_on())
 
     def cut_master(self, draw: random.Random) -> None:
-        """Nobody reaches it, and it goes on."""
+        """Cuts a master off from everything; it goes on running."""
         switch = self.switch
         assert switch is not None
         self._replace(draw, lambda old: switch.isolate(_host(old)), lambda old: switch.join(_host(old)))
 
     def split(self, draw: random.Random) -> None:
-        """No other server and one daemon reach it. The other daemons do, and it answers them like its replica."""
+        """Cuts a master off from the other servers and one daemon. The other daemons reach it, and it answers them like
+        its replica.
+        """
         sidecar = draw.choice(self.sidecars)
 
         def parted_from(old: Server) -> list[Host]:
@@ -130,7 +131,7 @@ class Scene:
         sidecar.daemon = sidecar.start()
 
     def stop_daemon(self, draw: random.Random) -> None:
-        """For longer than its lease, so that others get its permits."""
+        """Stops a daemon for longer than its lease, so that others get its permits."""
         sidecar = draw.choice(self.sidecars)
         since_ns = time.monotonic_ns()
         sidecar.daemon.send_signal(signal.SIGSTOP)
@@ -142,7 +143,7 @@ class Scene:
         sidecar.daemon.send_signal(signal.SIGCONT)
 
     def cut_daemon(self, draw: random.Random) -> None:
-        """It reaches no server for longer than its lease. Its clients go on."""
+        """Cuts a daemon off from all servers for longer than its lease. Its clients go on."""
         sidecar = draw.choice(self.sidecars)
         failed = sidecar.failed_calls()
         with self._isolated(sidecar):
@@ -150,7 +151,7 @@ class Scene:
             wait_until(lambda: sidecar.failed_calls() > failed, "calls fail")
 
     def part(self, draw: random.Random) -> None:
-        """One daemon and one master do not reach each other, for longer than a lease; all others do."""
+        """Cuts one daemon off from one master, for longer than a lease; all others reach each other."""
         sidecar, index = draw.choice(self.sidecars), draw.randrange(len(self.servers.masters))
         ends = _host(sidecar), _host(self.servers.masters[index])
         since_ns, failed = time.monotonic_ns(), sidecar.failed_calls()
@@ -170,11 +171,11 @@ class Scene:
         *,
         goes_on: bool = False,
     ) -> None:
-        """Lets a master fail, its replica take over, and the old one come back after more than a lease.
+        """Makes a master fail, its replica take over, and the old one come back after more than a lease.
 
-        As a rule the replica has not heard of the last writes. Then, if there is a network, one daemon often reaches no
-        server for up to a lease: it tells the new master later than others what it has. goes_on: the old master
-        answers somebody meanwhile.
+        Usually the replica lacks the last writes. Then, if there is a network, one daemon often reaches no server for
+        up to a lease, so it reports its rights to the new master later than others. goes_on: the old master still
+        answers some daemons meanwhile.
         """
         index = draw.randrange(len(self.servers.masters))
         old, since_ns = self.servers.masters[index], time.monotonic_ns()
@@ -218,7 +219,7 @@ class Scene:
         self._lapse(sidecar.number, None, since_ns)
 
     def _lapse(self, sidecar: int | None, server: int | None, since_ns: int) -> None:
-        """A lease may have ended: with cluster.on_loss = drop nobody goes on with permits, with keep all do."""
+        """Notes that a lease may have ended: with on_loss = drop clients lose their permits, with keep none does."""
         if self.keeps:
             self.facts.lapses.append(Lapse(sidecar, server, since_ns, time.monotonic_ns() + int(self.lease * 1e9)))
 
@@ -231,9 +232,8 @@ def _host(of: Sidecar | Server) -> Host:
 def sidecars(
     directory: Path, url: str, hosts: list[Host], options: Options, stack: contextlib.ExitStack
 ) -> list[Sidecar]:
-    """Starts the daemons, and makes their workers. hosts: one for each daemon; none: all run here.
-
-    The workers' histories are in `directory`, too.
+    """Starts the daemons, and makes their workers. hosts: one for each daemon; none: all run here. The workers'
+    histories are in `directory`, too.
     """
     found = []
     for number in range(options.daemons):

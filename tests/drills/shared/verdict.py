@@ -34,7 +34,8 @@ OK = 0
 
 
 class Lapse(NamedTuple):
-    """Others may have got the permits of a daemon at any moment after since_ns, if they were acquired before until_ns.
+    """Other daemons may have got the permits of a daemon at any moment after since_ns, if they were acquired before
+    until_ns.
 
     sidecar, server: None: all of them.
     """
@@ -56,7 +57,7 @@ class Split(NamedTuple):
 class Failover(NamedTuple):
     """The replica may lack the last writes, so units of rates that were taken with them can be taken again.
 
-    at_ns: before it takes over. lags: it certainly lacks some.
+    at_ns: a moment before it takes over. lags: it certainly lacks some.
     """
 
     server: int
@@ -66,7 +67,7 @@ class Failover(NamedTuple):
 
 @dataclass
 class Facts:
-    """What happened. sidecars: how many. server_of: which server has a name."""
+    """What happened in a run. sidecars: their number. server_of: which server has a name."""
 
     sidecars: int
     server_of: Callable[[bytes], int]
@@ -126,7 +127,7 @@ def overlaps(one: Operation, split: Split) -> bool:
 
 
 def lost_ns(acquired: Operation, release: Operation, facts: Facts) -> int:
-    """Returns from when on permits may have been somebody else's although they were not released yet."""
+    """Returns from when on another client may have had the permits although they were not released yet."""
     sidecar, server = facts.sidecar_of(release.client), facts.server_of(release.call.name)
     since_ns = [
         max(acquired.started, each.since_ns)
@@ -159,7 +160,7 @@ def most_held(history: Iterable[Operation], facts: Facts) -> tuple[dict[bytes, i
 
 
 def unexplained(history: Iterable[Operation], facts: Facts) -> tuple[list[str], int]:
-    """Returns violations of what a shared counter promises, and how many counters were too hard to judge.
+    """Returns violations of what a shared counter promises, and how many counters were too hard to check.
 
     history: of permits().
     """
@@ -197,11 +198,11 @@ def grants_of(rate: Rate, operations: Iterable[Operation], facts: Facts) -> Iter
 
 
 def excess(rate: Rate, operations: Iterable[Operation], facts: Facts) -> float:
-    """Returns by how many units more was taken in some time than the limit and the burst allow.
+    """Returns by how many units more was taken in some period than the limit and the burst allow.
 
-    Negative: there were always so many left. A failover within the time allows the burst once more. Each Take counts
-    from its start, and has to be on time at its end. So those that were under way when a time began count in it too:
-    one of each client.
+    Negative: so many were always left. A failover within the period allows the burst once more. Each Take counts from
+    its start, and has to be in time at its end. So Takes that were pending when a period began count in it too: one for
+    each client.
     """
     unit_ns = rate.period_us * NS_PER_US / rate.limit
     following, most = float("-inf"), float("-inf")

@@ -43,10 +43,10 @@ class Gone(Exception):
 
 
 class Worker(threading.Thread):
-    """A client of one daemon, which connects again whenever its connection has ended.
+    """A client of one daemon, which reconnects whenever its connection has ended.
 
-    path: returns where the daemon listens. history: the file to which it writes. numbers: of its connections.
-    asked, granted: how often.
+    path: returns the daemon's socket. history: the file for its history. numbers: those of its connections. asked,
+    granted: numbers of requests.
     """
 
     def __init__(self, path: Callable[[], str], history: Path, numbers: Iterator[int], seed: int) -> None:
@@ -104,7 +104,7 @@ class Worker(threading.Thread):
             self._hold(connection, permit)
 
     def _take(self, connection: socket.socket, *items: Permit | Rate) -> None:
-        """Takes all of them or none."""
+        """Takes all items or none."""
         wait_ms = self._draw.choice([0, WAIT_MS])
         if self._is_granted(connection, Take(1, tuple(map(tuple, items)), wait_ms), wire.take(1, items, wait_ms)):
             for item in items:
@@ -140,7 +140,7 @@ class Worker(threading.Thread):
 
 
 def told(call: Any, response: Response) -> Any:
-    """Returns what a response tells, as the models have it."""
+    """Returns the answer in a response, as the models have it."""
     if response.status != Status.NO_ERROR or isinstance(call, Release):
         return None
     return wire.decode_consumption(response.body) if isinstance(call, Acquire) else wire.decode_grant(response.body)

@@ -60,7 +60,9 @@ STATS: dict[str, Any] = {
 
 
 class Link:
-    """What the site asks. answers: by question, or a function of the arguments, or an error to raise."""
+    """The daemon that the site asks. answers: by question: an answer, a function of the arguments, or an error to
+    raise.
+    """
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -107,7 +109,7 @@ class Client:
         self.writer = writer
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        """The next status and headers."""
+        """Receives the next status and headers."""
         head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), PATIENCE)
         status, *lines = head.decode().strip().split("\r\n")
         pairs = (line.split(": ", 1) for line in lines)
@@ -119,14 +121,14 @@ class Client:
         return Answer(status, headers, await asyncio.wait_for(self.reader.readexactly(length), PATIENCE))
 
     async def request(self, path: str, method: str = "GET", host: str = "localhost", **headers: str) -> Answer:
-        """One request and its answer. In a keyword, `_` stands for the hyphen of a name."""
+        """Makes a request, and returns the answer. In a keyword, `_` stands for the hyphen of a header's name."""
         lines = [f"{method} {path} HTTP/1.1", f"Host: {host}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         self.writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
         return await self.answer(has_body=method != "HEAD")
 
     async def ends(self) -> bytes:
-        """What comes until the connection ends."""
+        """Returns what arrives until the connection ends."""
         try:
             return await asyncio.wait_for(self.reader.read(), PATIENCE)
         except ConnectionError:
@@ -160,7 +162,7 @@ class World:
                 await writer.wait_closed()
 
     async def get(self, path: str, method: str = "GET", host: str = "localhost", **headers: str) -> Answer:
-        """As Client.request, on a connection of its own."""
+        """As Client.request, on its own connection."""
         async with self.client() as client:
             return await client.request(path, method, host, **headers)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Daemon:
-    """Counts what it is asked."""
+    """A daemon that counts the questions it is asked."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

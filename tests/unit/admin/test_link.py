@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Daemon:
-    """The other end, and the settings that the link has heard of."""
+    """The daemon's end of the link, and the settings that the link was told."""
 
     def __init__(self) -> None:
         self.socket, self.theirs = socket.socketpair()

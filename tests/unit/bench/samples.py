@@ -13,7 +13,7 @@ STARTED = "2025-11-20T08:12:31Z"
 
 
 def times(*values: int) -> HdrHistogram:
-    """A histogram of these."""
+    """A histogram of these latencies."""
     found = histogram()
     for value in values:
         found.record_value(value)
@@ -21,7 +21,7 @@ def times(*values: int) -> HdrHistogram:
 
 
 def run(label: str = "acquire-release", rate: float = 1000.0, middle: int = 143_000, **others: Any) -> Run:
-    """Of ten seconds, closed, with 100 different latencies around the middle one."""
+    """A closed-loop run of ten seconds, with 100 different latencies around the given one."""
     moments = [
         Moment(float(second), 1.0, int(rate), 0, {"50": middle, "99": middle * 2, "max": middle * 3})
         for second in range(1, 11)
@@ -47,7 +47,7 @@ def report(*runs: Run, **others: Any) -> Report:
 
 
 def full_run() -> Run:
-    """With something in every field."""
+    """A run with a value in every field."""
     return run(
         service=times(1, 2_000, 3_000_000),
         queue=times(5_000_000),
@@ -66,12 +66,12 @@ def full_run() -> Run:
 
 
 def scan() -> Report:
-    """Of three rates, the last of which went wrong."""
+    """A scan over three rates, the last of which failed."""
     runs = [run(rate=rate, rate_wanted=rate, service=times(1000)) for rate in (1000.0, 2000.0)]
     runs.append(run(rate=2100.0, rate_wanted=3000.0, service=times(1000), errors={"timeout": 7}))
     return report(*runs, search={"objective": "p99<1ms", "rate": 2000.0})
 
 
 def empty_run() -> Run:
-    """Nobody answered."""
+    """A run without any answer."""
     return run(requests=0, seconds=0.0, outcomes={}, errors={"refused": 50}, latency=times(), series=[], options={})

@@ -41,7 +41,7 @@ def line(*points: tuple[float, float], name: str = "one") -> Series:
 
 
 def drawn(*series: Series, x: str = "linear", y: str = "linear", standalone: bool = True) -> XML.Element:
-    """The parsed chart, in which nothing is no number and nothing is outside."""
+    """The parsed chart, after checks that it contains no NaN and draws nothing outside of its area."""
     text = line_chart(series, Axis("x", x), Axis("y", y), title="T", description="D", standalone=standalone)
     return checked(text)
 
@@ -262,7 +262,7 @@ def test_a_long_legend_stays_inside() -> None:
 
 
 def rects(root: XML.Element) -> list[tuple[float, float, float]]:
-    """Left, width and height of the bars in groups; those of the legend have no tooltip."""
+    """Left, width and height of the bars in groups. The legend's have no tooltip, and are left out."""
     groups = [group for group in root.iter(f"{SVG}g") if group.find(f"{SVG}title") is not None]
     bars = [bar for group in groups for bar in group.findall(f"{SVG}rect")]
     return [tuple(float(bar.attrib[name]) for name in ("x", "width", "height")) for bar in bars]  # type: ignore[misc]
@@ -291,7 +291,7 @@ def test_a_bar_chart_without_groups_or_series(groups: list[str]) -> None:
 
 
 def luminance(colour: str) -> float:
-    """By WCAG 2."""
+    """The relative luminance of a colour, by WCAG 2."""
     parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -59,7 +59,7 @@ REPORTS: dict[str, list[tuple[str, Report]]] = {
 
 
 class Page(HTMLParser):
-    """Its elements, each closed in its turn, and its text."""
+    """Parses a page: its elements, which must be closed in order, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -149,7 +149,7 @@ def test_each_chart_is_there_in_every_size(found: str) -> None:
 
 
 def titles(text: str) -> list[str]:
-    """Of the charts, in the order of the page."""
+    """The titles of the charts, in the order of the page."""
     return list(dict.fromkeys(re.findall(r"<svg[^>]*><title>(.*?)</title>", text)))
 
 

@@ -50,7 +50,7 @@ def shown(renderable: RenderableType, *, width: int = 80, colours: bool = False)
 
 
 def row(text: str, name: str) -> str:
-    """The line that begins with the name, without it, its blanks as one."""
+    """The rest of the line that begins with the name, with single blanks."""
     line = next(line for line in text.splitlines() if line.strip().startswith(name))
     return re.sub(r" +", " ", line.strip().removeprefix(name).strip())
 

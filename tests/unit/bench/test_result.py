@@ -35,7 +35,7 @@ HISTOGRAMS = ("latency", "service", "queue", "give_back")
 
 
 def plain(found: Report) -> list[dict[str, Any]]:
-    """Its runs, as what can be compared: a histogram has no ==."""
+    """The runs as values that can be compared, as a histogram has no ==."""
     fields = [{field.name: getattr(each, field.name) for field in dataclasses.fields(Run)} for each in found.runs]
     for one in fields:
         one.update({name: one[name] and (list(one[name].counts), percentiles(one[name])) for name in HISTOGRAMS})
@@ -44,7 +44,7 @@ def plain(found: Report) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def document(tmp_path: Path) -> dict[str, Any]:
-    """What save() writes of a run with everything in it."""
+    """The document that save() writes of a run with a value in every field."""
     save(report(full_run()), tmp_path / "good")
     found: dict[str, Any] = json.loads((tmp_path / "good").read_text("utf-8"))
     return found
@@ -209,7 +209,7 @@ HEADER, COUNTS = PLAIN[:40], PLAIN[40:]
 
 
 def packed(plain: bytes) -> str:
-    """As the library has it: a cookie and a length before what is compressed."""
+    """The compressed data as the HdrHistogram library writes it: a cookie and a length before it."""
     inner = zlib.compress(plain, 9)
     return base64.b64encode(struct.pack(">II", 0x1C849314, len(inner)) + inner).decode()
 

@@ -29,7 +29,7 @@ def run_of(plan: Plan, latency_ns: float, **options: Any) -> Run:
 
 
 class Server:
-    """Takes `slow` ns above a rate, 1 us below. Keeps the plans."""
+    """A server whose latency is `slow` ns above a rate, and 1 us below. Records the plans."""
 
     def __init__(self, limit: float, slow: float = 5e6, noise: Callable[[float], float] = lambda rate: rate) -> None:
         self.limit, self.slow, self.noise = limit, slow, noise
@@ -115,7 +115,7 @@ def test_with_noise_the_found_rate_met_the_objective_in_a_run(seed: int) -> None
 
 
 class Ending(Server):
-    """There is no run after the first few; the next is cut short where `cut` says so."""
+    """A search that is interrupted after the first few runs; the next run is cut short where `cut` says so."""
 
     def __init__(self, runs: int, *, cut: bool) -> None:
         super().__init__(50_000)

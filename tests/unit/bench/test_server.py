@@ -33,7 +33,7 @@ while True: sum(range(1000))
 
 @pytest.fixture(params=["IPv4", "IPv6", "Unix"])
 def place(request: pytest.FixtureRequest, short_path: Path) -> Iterator[tuple[Place, int]]:
-    """A server at a kind of address, and its process."""
+    """A server at an address of this kind, and its process."""
     family, address, host = {
         "IPv4": (socket.AF_INET, ("127.0.0.1", 0), "127.0.0.1"),
         "IPv6": (socket.AF_INET6, ("::1", 0), "::1"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def play(main: Callable[[memory.Loop, aio.Client], Coroutine[Any, Any, None]], *, closed: bool = True) -> None:
-    """With a client of the default timeouts, which is closed then."""
+    """Runs a scene with a client that has the default timeouts, and closes it."""
     loop = memory.Loop()
 
     async def played() -> None:
@@ -310,7 +310,7 @@ def test_leaving_a_hold_while_it_is_acquired_again(monkeypatch) -> None:
 
 
 def delays(loop: memory.Loop, link: Any) -> None:
-    """What it receives within 0.1 s comes together."""
+    """A server that delays: what it receives within 0.1 s is read together."""
     chunks: list[bytes] = []
     received = link.data_received
 

@@ -32,7 +32,9 @@ def descriptors() -> int:
 
 
 class Worker:
-    """Has a Background. runs: how often work() was called. due: what it returns. waits: seconds of each watch()."""
+    """An owner of a Background. runs: how often work() was called. due: what it returns. waits: seconds of each
+    watch().
+    """
 
     def __init__(self, idle_s: float = math.inf) -> None:
         self.background = Background(NAME, self.work, idle_s)

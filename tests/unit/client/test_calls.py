@@ -12,7 +12,7 @@ from counterd.errors import ConnectionLost, CounterdError, NotFound
 
 
 class Kept(Call):
-    """Keeps how it ended."""
+    """A call that records how it ended."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[Any, CounterdError | None]] = []
@@ -23,7 +23,7 @@ class Kept(Call):
 
 
 class Numbers(Ordered):
-    """Each reply is a byte."""
+    """A protocol in which each reply is a byte."""
 
     def feed(self, data: bytes) -> None:
         for number in data:

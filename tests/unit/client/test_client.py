@@ -66,7 +66,7 @@ def hang_up(opcode: int, opaque: int, body: bytes) -> None:
 
 
 def later(opened: Callable[[], object], *answers: Answer) -> Answer:
-    """These answers to one request, once a gate is open."""
+    """Gives these answers to one request, once a gate is open."""
 
     def answer(opcode: int, opaque: int, body: bytes) -> Iterator[bytes]:
         opened()
@@ -77,7 +77,7 @@ def later(opened: Callable[[], object], *answers: Answer) -> Answer:
 
 
 def assert_replaced(client: Client, script: Answers) -> None:
-    """The client closed the connection; the next call makes another, with which all is well."""
+    """Checks that the client closed the connection, and that the next call opens another one, which works."""
     before = len(script.peers)
     client.noop()
     assert len(script.peers) == before + 1

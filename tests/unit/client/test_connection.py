@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Keeper(Connection):
-    """Keeps what it receives."""
+    """Records what it receives."""
 
     received = b""
 
@@ -44,7 +44,7 @@ class Keeper(Connection):
         self.received += data
 
     def exchange(self, request: bytes, size: int) -> bytes:
-        """Sends the request and takes that many bytes."""
+        """Sends the request, and receives that many bytes."""
         with self._exchange() as deadline:
             self._send(request, deadline)
             while len(self.received) < size:
@@ -67,7 +67,7 @@ def pair() -> Iterator[tuple[Keeper, socket.socket]]:
 
 
 class Vanished:
-    """The socket of a peer that the kernel has given up."""
+    """The socket of a connection whose peer the kernel has given up."""
 
     def __init__(self, real: socket.socket) -> None:
         self._real = real

@@ -32,9 +32,8 @@ DISCONNECT = {"type": "http.disconnect"}
 
 
 class Decider:
-    """In the place of a gatekeeper. asked: identifiers and domains. logged: what for the log of a master.
-
-    gone: the decisions whose requests do not wait.
+    """Stands for a gatekeeper. asked: identifiers and domains. logged: requests for the log of a master. gone: the
+    decisions whose requests do not wait any more.
     """
 
     def __init__(self, decision: Decision = PASS) -> None:
@@ -56,7 +55,9 @@ class Decider:
 
 
 class Request:
-    """A request by hand. coming: what the server will give; then it waits. sent: what it was given."""
+    """An ASGI request that a test drives. coming: the server's messages; after them it waits. sent: the application's
+    messages.
+    """
 
     def __init__(self, *coming: dict[str, Any], **scope: Any) -> None:
         self.scope: dict[str, Any] = {
@@ -75,7 +76,7 @@ class Request:
         self.sent.append(message)
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        """Reads the body, if there is one, and then, if it can, whether the client has gone."""
+        """Reads the body, if there is one, and then, if possible, whether the client has disconnected."""
         assert scope is self.scope
         self.reached.append("called")
         for _ in range(scope.get("reads", 0)):
@@ -91,7 +92,7 @@ def body(data: bytes, more: bool = False) -> dict[str, Any]:
 
 
 def identifier_of(identifier: Any, **scope: Any) -> Any:
-    """What the middleware asks for; None if it does not ask."""
+    """The identifier with which the middleware asks; None if it does not ask."""
     decider, request = Decider(), Request(**scope)
     loops.run(request.serve(decider, identifier=identifier))
     assert request.reached == ["called"]
@@ -304,7 +305,7 @@ ENVIRON = {"REMOTE_ADDR": "10.0.0.1", "SCRIPT_NAME": "/a", "PATH_INFO": "/\xc3\x
 
 
 def serve_wsgi(decider: Any, **options: Any) -> tuple[list[Any], Iterable[bytes]]:
-    """What the server was told, and the body."""
+    """Serves a request; returns the arguments of start_response, and the body."""
     told: list[Any] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -352,7 +353,7 @@ def test_a_delayed_request_waits_wsgi(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def wsgi_server() -> Iterator[Any]:
-    """Starts a real server with an application, and gives its port."""
+    """Starts a real server with an application, and returns its port."""
     servers = []
 
     class Quiet(wsgiref.simple_server.WSGIRequestHandler):

@@ -25,7 +25,7 @@ WRONG = b"\x91\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x63"
 
 
 class Transport(asyncio.Transport):
-    """Takes what is written; full after `room` bytes."""
+    """Accepts what is written; full after `room` bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Case:
         return found
 
     def answer(self, number: int, opcode: int, body: bytes = b"", status: int = 0) -> None:
-        """To the number-th request, counted from 1."""
+        """Answers the number-th request, counted from 1."""
         self.link.data_received(wire.frame(opcode, number, body, magic=wire.RESPONSE_MAGIC, flags=status))
 
 

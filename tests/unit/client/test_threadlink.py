@@ -33,7 +33,7 @@ HOLD = Held("hold", b"a", 2)
 
 
 class Pair:
-    """link, and its server's end."""
+    """A link, and the server's end of its connection."""
 
     def __init__(self) -> None:
         near, self.server = socket.socketpair()
@@ -44,7 +44,7 @@ class Pair:
         self.link = ThreadLink(near, "there", PATIENCE, self.ended.append, lambda _: None, calls=PermitCalls())
 
     def asked(self, *frames: bytes) -> None:
-        """Exactly these came."""
+        """Checks that exactly these requests arrived."""
         assert self.server.recv(65536) == b"".join(frames)
 
     def says(self, *answers: bytes) -> None:
@@ -52,7 +52,7 @@ class Pair:
 
 
 def acquire(pair: Pair, request: tuple[Any, ...], held: Held = HOLD) -> None:
-    """What a hold does."""
+    """Makes a call as a hold does."""
     drive(_acquiring(pair.link, held, request), {TAKE: lambda link, asked, granted: link.call(*asked, granted=granted)})
 
 
@@ -87,7 +87,7 @@ class Caller:
 
 
 def reading_and_waiting(pair: Pair, *requests: tuple[Any, ...]) -> list[Caller]:
-    """Threads with these calls: the first reads, the others wait for it, in order."""
+    """Threads that make these calls: the first reads, the others wait for it, in order."""
     callers = [Caller(pair.link.call, *requests[0])]
     wait_until(lambda: pair.link._reading, "it reads")
     for count, request in enumerate(requests[1:], 1):

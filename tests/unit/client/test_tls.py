@@ -28,7 +28,7 @@ MANY = bytes(range(256)) * 256  # four records
 
 @pytest.fixture
 def ends() -> Iterator[tuple[SecureSocket, ssl.SSLSocket]]:
-    """The client's end, and the server's."""
+    """The client's end and the server's."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
@@ -50,7 +50,7 @@ def is_readable(client: SecureSocket, milliseconds: int = 0) -> bool:
 
 
 def received(client: SecureSocket, size: int) -> bytes:
-    """So many bytes, of which poll() tells."""
+    """Receives so many bytes, which poll() must announce."""
     data = b""
     while len(data) < size:
         assert is_readable(client, 15_000)

@@ -11,7 +11,7 @@ from counterd.client._turns import Turns
 
 
 class Waiter:
-    """As an Event, but it counts."""
+    """An Event that counts how often it was set."""
 
     def __init__(self) -> None:
         self.sets = 0

@@ -283,18 +283,18 @@ def test_states_change_as_in_the_documented_table() -> None:
 
 
 def forget(server: Server) -> None:
-    """As after FLUSHALL, when its run is the same."""
+    """Makes the server forget everything, as FLUSHALL does; its run stays the same."""
     server.restore(({}, {}))
 
 
 def replace(server: Server) -> None:
-    """Another process, which knows nothing."""
+    """Replaces the server with another process, which knows nothing."""
     server.restore(({}, {}))
     server.run = server.history = f"run{next(server.numbers)}"
 
 
 def be_a_replica(server: Server) -> None:
-    """For a moment. Its process is the same, and it lacks what it had answered."""
+    """Makes the server a replica for a moment. Its process is the same, but some answered changes are lost."""
     server.restore(({}, {}))
     server.history = f"history{next(server.numbers)}"
 

@@ -90,24 +90,24 @@ class Authority:
         self.server.zadd(KEYS[0], {daemon: 1})
 
     def end_place(self, daemon: str) -> None:
-        """It has asked for nothing in vain for long."""
+        """Ends a daemon's place in the queue, as if its last refused request were long ago."""
         key = lease_protocol.keys(PARTITION, daemon)[-1]
         for name, packed in self.server.hgetall(key).items():
             self.server.hset(key, name, packed[:40] + bytes(8))
 
     def remember(self) -> None:
-        """The state that a replica has when it becomes the master."""
+        """Saves the state, as a replica has it that becomes the master later."""
         self._forgotten = {key: self.server.dump(key) for key in self.server.scan_iter()}
 
     def fail_over(self) -> None:
-        """What was done since remember() is forgotten, as by another master before this one is the master again."""
+        """Loses everything since remember(), as if another master had been in charge meanwhile."""
         self.server.flushall()
         for key, value in self._forgotten.items():
             self.server.restore(key, 0, value)
         self.promote()
 
     def promote(self) -> None:
-        """It was a replica for a moment, of a master that it did not reach."""
+        """Makes it a replica for a moment, of a master that it does not reach."""
         self.server.replicaof("127.0.0.1", 1)
         self.server.replicaof("NO", "ONE")
 
@@ -126,7 +126,7 @@ def numbers(packed: bytes) -> list[int]:
 
 @dataclass
 class Share:
-    """What a daemon knows of a counter. asked: permits and maximum of the first request that waits here."""
+    """A daemon's state of a counter. asked: permits and maximum of the first request that waits here."""
 
     rights: int = 0
     used: int = 0
@@ -146,7 +146,7 @@ class Daemon:
 
 
 class World:
-    """Daemons, and the books of what their applications hold. grants: here; asked: at the authority."""
+    """Daemons, and the permits that their applications hold. grants: here; asked: at the authority."""
 
     def __init__(self, authority: Authority, rng: Random, daemons: int) -> None:
         self.authority = authority
@@ -246,7 +246,7 @@ class World:
     # ---- what goes wrong ----
 
     def lose(self, daemon: Daemon) -> None:
-        """Its lease is over, as it knows itself before the server does: it ends what its applications hold."""
+        """Ends a daemon's lease, which it knows before the server does: it drops what its applications hold."""
         self.authority.end_lease(daemon.name)
         self.daemons[self.daemons.index(daemon)] = self.new()
 
@@ -257,7 +257,9 @@ class World:
         self.seen["failover"] += 1
 
     def recover(self) -> None:
-        """One lease is over since the run began: those that said nothing since have lost theirs."""
+        """Ends the recovery, one lease after the start of the run: daemons that have not reported since have lost
+        theirs.
+        """
         for daemon in [*self.daemons]:
             if not daemon.told:
                 self.lose(daemon)
@@ -342,7 +344,7 @@ def test_waiting_requests_are_served(server: redis.Redis) -> None:
 
 @pytest.fixture
 def ready(server: redis.Redis) -> Authority:
-    """It has recovered."""
+    """A server that has recovered."""
     made = Authority(server)
     made.call("first", 1)
     made.recover()

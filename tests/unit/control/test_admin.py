@@ -32,9 +32,8 @@ NEVER_S = 1e9  # seconds that no test takes
 
 
 class Inspector:
-    """steps: how many an answer to "table" takes, once `awaited` questions have been asked. asked: all of them.
-
-    moments: when it began to work for WORK_S.
+    """Answers questions. steps: how many an answer to "table" takes, once `awaited` questions have been asked. asked:
+    all of them. moments: when it began to work for WORK_S.
     """
 
     def __init__(self) -> None:
@@ -104,7 +103,7 @@ class Answer(NamedTuple):
 
 
 class World:
-    """An Admin with processes that the test plays. reports: what it said. complaints: the loop's."""
+    """An Admin whose processes the test plays. reports: its reports. complaints: those of the loop."""
 
     def __init__(self, admin: Admin, inspector: Inspector, started: list[Process], reports: list[str]) -> None:
         self.admin = admin
@@ -120,7 +119,7 @@ class World:
         return self.started[-1]
 
     def pass_periods(self, count: int) -> None:
-        """As if that many periods of LISTEN_PERIOD_S were over."""
+        """Acts as if that many periods of LISTEN_PERIOD_S were over."""
         for _ in range(count):
             self.admin._answers._child._check()
 

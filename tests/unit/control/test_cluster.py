@@ -33,7 +33,7 @@ NO_CLUSTER = Refusal("ERR This instance has cluster support disabled")
 
 
 class Limits:
-    """Notes what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.urgent: set[int] = set()
@@ -51,7 +51,7 @@ class Limits:
 
 
 class Policy:
-    """Has something to say when `words` has something for a partition, and notes what happens."""
+    """A policy that has something to say when `words` has something for a partition. Records its calls."""
 
     def __init__(self, _limits: Limits, name: Callable[[], str], lease_ms: int) -> None:
         self.name = name()
@@ -87,7 +87,7 @@ class Policy:
 
 
 def ready(settings: Settings) -> Any:
-    """What is applied with these settings."""
+    """The application of these settings."""
     process = SimpleNamespace(cluster=settings)
     return SimpleNamespace(config=SimpleNamespace(process=process), login=Login("", "", None))
 
@@ -137,7 +137,7 @@ class Scene:
         await until(lambda: self.cluster.figures()["cluster_unreachable"] == 0)
 
     def _wake(self) -> None:
-        """Gives it a turn soon, as the driver does."""
+        """Runs a turn soon, as the driver does."""
         self.woken += 1
         asyncio.get_running_loop().call_soon(lambda: self.cluster.turn(time.monotonic_ns()))
 

@@ -57,7 +57,7 @@ GATE: Room = replace(
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """Of a room of which both files are in tmp_path, words and others."""
+    """The configuration of a room, both of whose files are in tmp_path: words and others."""
     file = tmp_path / "F"
     file.write_text(f"gate.enable = true\ngate.words = {tmp_path}/words\ngate.others = {tmp_path}/others\n")
     return load(file, [], [GATE])
@@ -110,7 +110,7 @@ def test_reading_a_file_never_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @contextlib.contextmanager
 def written(path: Path, *pieces: bytes) -> Iterator[None]:
-    """A pipe that somebody comes to with these pieces."""
+    """A pipe into which somebody writes these pieces."""
     os.mkfifo(path)
 
     def write() -> None:

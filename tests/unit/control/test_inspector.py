@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """One from an address, or of a process on this machine."""
+    """A connection from an address, or from a process on this machine."""
 
     def __init__(self, number: int, serial: int, since_ns: int = 0, tls: tuple[str, str, str] | None = None) -> None:
         self.number = number
@@ -67,7 +67,7 @@ class Server:
 
 
 class Walk:
-    """Takes some steps, and then has these rows."""
+    """A walk that takes some steps, and then returns these rows."""
 
     def __init__(self, rows: list[tuple[Any, ...]], steps: int = 1) -> None:
         self._rows = rows
@@ -138,12 +138,12 @@ def inspector(*services: Any) -> Inspector:
 
 
 def ask(asked: Inspector, what: str, **arguments: Any) -> Any:
-    """The answer, whether at once or in steps."""
+    """Returns the answer, whether it comes at once or in steps."""
     return finish(asked.answer({"ask": what, **arguments}))[0]
 
 
 def finish(answer: Any) -> tuple[Any, int]:
-    """The answer, and how many pauses there were on the way."""
+    """Returns the answer, and the number of pauses before it."""
     pauses = 0
     while not isinstance(answer, bytes):
         try:
@@ -402,7 +402,7 @@ def test_a_connection_and_its_columns() -> None:
 
 @pytest.fixture
 def crowded() -> Inspector:
-    """Two rooms: numbers 0, 3, ... 27 in one, 5 and 2000 in the other, and one that has no number any more."""
+    """Two rooms: connections 0, 3, ... 27 in one; 5, 2000 and one without a number any more in the other."""
     two = service("two", [Connection(2000, 1), Connection(5, 2)])
     one = service("one", [*(Connection(number, 9) for number in range(27, -1, -3)), Connection(-4, 4)])
     return inspector(two, one)

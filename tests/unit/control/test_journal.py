@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """Has pieces to tell, and notes what it is told."""
+    """Has pieces to write, and records its calls."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -89,7 +89,7 @@ refuse, fill, renew, end = Store.refuse, Store.fill, Store.renew, Store.end
 
 
 class Kept:
-    """The writer of a journal, its store, and what it reported."""
+    """The writer of a journal, its store, and its reports."""
 
     def __init__(self, path: Path, sync: str = "always") -> None:
         self.store = Store()
@@ -186,7 +186,7 @@ def children() -> list[int]:
 
 
 async def hung(path: Path) -> Kept:
-    """One whose process does not write the piece that it was given."""
+    """A writer whose process does not write the piece that it was given."""
     kept = Kept(path)
     await kept.writer.restore()
     for pid in children():

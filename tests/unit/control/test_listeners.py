@@ -33,14 +33,14 @@ SETTINGS = {
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Where sockets can be; pytest's own directories have names too long for some."""
+    """A directory for sockets, as pytest's own directories have names too long for some."""
     with tempfile.TemporaryDirectory(prefix="counterd-") as name:
         yield Path(name)
 
 
 @pytest.fixture
 def stack() -> Iterator[contextlib.ExitStack]:
-    """Whatever is entered is closed in the end."""
+    """A stack that is closed after the test."""
     with contextlib.ExitStack() as stack:
         yield stack
 
@@ -48,7 +48,7 @@ def stack() -> Iterator[contextlib.ExitStack]:
 def listeners_of(
     directory: Path, stack: contextlib.ExitStack, passed: Sequence[Passed] = (), **settings: str
 ) -> tuple[PortListeners, PortListeners]:
-    """Those of both ports, which are yet to be opened. settings: without the name of the room."""
+    """The listeners of both ports, not opened yet. settings: without the name of the room."""
     file = directory / "F"
     file.write_text("".join(f"{key} = {value}\n" for key, value in SETTINGS.items()))
     config = load(file, [f"smockron.{key}={value}" for key, value in settings.items()], [ROOM], passed)

@@ -102,7 +102,7 @@ def logger_for(writer: LogWriter):
 
 
 def messages(data: bytes) -> list[str]:
-    """What follows the time in each line."""
+    """The text after the time in each line."""
     lines = data.decode().split("\n")
     assert lines.pop() == ""
     assert all(re.match(TIME + " ", line) for line in lines)

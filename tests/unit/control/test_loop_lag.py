@@ -11,7 +11,7 @@ from counterd.control.loop_lag import BOUNDS, LoopLagMonitor
 
 
 class Scene:
-    """now: nanoseconds. fed: when it fed the watchdog, in seconds."""
+    """A loop and its clock. now: nanoseconds. fed: the times at which the watchdog was fed, in seconds."""
 
     def __init__(self, monkeypatch) -> None:
         self.now = 7_000_000_000

@@ -28,7 +28,7 @@ ALONE = "Redis is unavailable, so this master decides by itself: "
 
 
 class Store:
-    """Has batches to be decided, and notes what it is told."""
+    """Has batches to be decided, and records its calls."""
 
     def __init__(self) -> None:
         self.batches: list[list[bytes]] = []
@@ -37,7 +37,7 @@ class Store:
 
 
 class Source:
-    """In the place of the protocol's module."""
+    """Stands for the protocol's module."""
 
     SCRIPT = "return 1"
     ANSWER_MAX = shared.ANSWER_MAX
@@ -69,9 +69,9 @@ class Source:
 
 
 class Scene:
-    """A master, its store, its driver, and its Redis, which answers calls in turn. calls: their keys.
+    """A master, its store, its driver, and its Redis, which answers calls in turn.
 
-    answers: to calls. firsts: to the first words of other commands, in turn and then as Redis does.
+    calls: their keys. answers: to calls. firsts: to the first words of other commands, in turn and then as Redis does.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, url: str = "redis://127.0.0.1:{}") -> None:
@@ -114,7 +114,7 @@ class Scene:
 def played(
     scene: Scene, *batches: bytes, told: int, then: Callable[[RedisState, Redis], None] = lambda *_: None
 ) -> list[Any]:
-    """What the store is told while these are to be decided."""
+    """What the store is told when these are to be decided."""
 
     async def play() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: scene.bugs.append(what["message"]))

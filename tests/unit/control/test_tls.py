@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class Files:
-    """In a directory: a certificate and its key, apart and together, another key, an authority, and what is nothing."""
+    """Files in a directory: a certificate and its key, apart and together, another key, an authority, and one that is
+    no PEM file.
+    """
 
     def __init__(self, directory: Path) -> None:
         authority = trustme.CA()

@@ -59,7 +59,7 @@ class Scene:
         self.woken += 1
 
     def jump(self, seconds: float) -> None:
-        """The wall clock is set; timers do not follow it."""
+        """Sets the wall clock; timers do not follow it."""
         self.now += seconds
         self.due += seconds
 

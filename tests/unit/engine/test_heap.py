@@ -19,7 +19,7 @@ RECORDS = 24
 
 
 def drained(heaps, which: int = 0) -> list[int]:
-    """All of a heap, in its order."""
+    """All items of a heap, in its order."""
     numbers = []
     while number := heaps.first(which):
         heaps.remove(which, number)

@@ -14,7 +14,7 @@ CAPACITY = 4
 
 
 class Asker:
-    """What a protocol does with it: notes what it is told. matters: whether what comes late matters."""
+    """Stands for a protocol, and records its calls. matters: whether a late answer matters."""
 
     def __init__(self, capacity: int = CAPACITY, *, matters: bool = True) -> None:
         self.told: list[tuple[Any, ...]] = []

@@ -31,7 +31,7 @@ def filled(amounts: dict[bytes, int], **options: Any) -> tuple[Any, Any]:
 def walked(
     store: Any, match: bytes = b"", limit: int = 1000, sort: str = "consumption"
 ) -> tuple[Any, int, list[bytes]]:
-    """The walk at its end, how many steps that took, and the names."""
+    """The finished walk, the number of its steps, and the names."""
     walk = CountersWalk(store, match, limit, sort)
     steps = 1
     while not walk.step():

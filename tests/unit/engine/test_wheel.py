@@ -24,7 +24,7 @@ PLENTY = 1_000_000
 
 
 def first_tick(due_ns: int) -> int:
-    """When it can be taken, in ns: the first tick that begins at or after it."""
+    """The time of the first tick at which a timer for this time can fire, in ns."""
     return max(0, -(-due_ns // TICK) * TICK)
 
 
@@ -332,7 +332,7 @@ few_steps = st.sampled_from([0, 1, 1, 2, 3, 5, 20, PLENTY])
 
 
 class WheelMachine(RuleBasedStateMachine):
-    """One wheel, and a dict of what is armed for when."""
+    """Compares one wheel with a dict of the armed timers and their times."""
 
     @initialize(start=st.sampled_from([0, 0, 64 * TICK - 1, 10 * HOUR, 30 * YEAR]))
     def make(self, start: int) -> None:
@@ -352,14 +352,14 @@ class WheelMachine(RuleBasedStateMachine):
 
     @rule(number=numbers, span=st.integers(-2 * TICK, 64 * TICK))
     def extend(self, number: int, span: int) -> None:
-        """By little: within its slot, or into the next."""
+        """Moves a timer by little: within its slot, or into the next."""
         if number in self.due:
             self.due[number] = min(self.due[number] + span, INT64_MAX)
             self.wheel.arm(number, self.due[number])
 
     @rule(span=spans)
     def arm_all_together(self, span: int) -> None:
-        """Into one slot far ahead, which will take many steps to cascade."""
+        """Arms all timers in one slot far ahead, which will take many steps to cascade."""
         for number in range(1, RECORDS + 1):
             self.due[number] = min(self.now + span + number * 3 * TICK, INT64_MAX)
             self.wheel.arm(number, self.due[number])
@@ -376,7 +376,7 @@ class WheelMachine(RuleBasedStateMachine):
 
     @rule(steps=few_steps)
     def advance_to_next(self, steps: int) -> None:
-        """As the driver does."""
+        """Advances as the driver does: to the next time that the wheel asks for."""
         if self.due:
             self.now = max(self.now, self.wheel.next_ns())
             self.take(steps)
@@ -406,7 +406,7 @@ class WheelMachine(RuleBasedStateMachine):
             assert self.wheel.next_ns() == -1
 
     def teardown(self) -> None:
-        """Everything goes off, in as many steps as there are levels, of a driver that wakes only when it is told."""
+        """Lets all timers fire, in as many steps as there are levels, of a driver that wakes only when it is told."""
         for _ in range(2 * RECORDS * LEVELS):
             if all(first_tick(due) > INT64_MAX for due in getattr(self, "due", {}).values()):
                 return

@@ -99,7 +99,7 @@ def room(gate: Gate) -> Room:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Modules in it can be imported."""
+    """A folder whose modules can be imported."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "keepers.py").write_text(KEEPERS)
     before = set(sys.modules)
@@ -122,13 +122,13 @@ def configured(room: Room, folder: Path) -> Callable[..., Config]:
 
 
 def ready(config: Config) -> Any:
-    """What is applied with a configuration."""
+    """The application of a configuration."""
     return SimpleNamespace(config=config)
 
 
 @contextlib.contextmanager
 def opened(room: Room, gate: Gate, config: Config) -> Iterator[tuple[PluginHost, list[str]]]:
-    """A host whose extensions are made, and what it reports."""
+    """A host whose extensions are made, and its reports."""
     lines: list[str] = []
     store: Any = gate
     host = PluginHost(room, config, store, lambda: None, lambda _cause, text, *_, **_fields: lines.append(text))

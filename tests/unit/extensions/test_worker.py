@@ -25,7 +25,7 @@ LATER = int((LIMIT + 1) * 1e9)
 
 
 class Bench:
-    """A worker on a loop. told: outcomes by call. lines: what was reported, by cause. let_go: ends what is stuck."""
+    """A worker on a loop. told: outcomes by call. lines: reports by cause. let_go: lets the stuck call end."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -44,7 +44,7 @@ class Bench:
         self.worker.ask(call, job or (lambda: call), lambda outcome, _now_ns: self.told.append((call, outcome)))
 
     def stick(self, call: str, job: Callable[[], Any] | None = None) -> None:
-        """Has it asked for what does not end until let_go, and waits until it is at that."""
+        """Makes a call that does not end until let_go, and waits until the worker executes it."""
         begun = threading.Event()
 
         def stuck() -> str:
@@ -56,7 +56,7 @@ class Bench:
         assert begun.wait(PATIENCE)
 
     def run(self, until: Callable[[], object]) -> None:
-        """Runs the loop until something is true."""
+        """Runs the loop until a condition is true."""
 
         async def wait() -> None:
             end = time.monotonic() + PATIENCE

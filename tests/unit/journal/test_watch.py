@@ -47,7 +47,7 @@ def write(writer: Writer, *ids: int) -> None:
 
 
 def end(writer: Writer) -> None:
-    """Closes the database, and unlocks the file, as the end of the process does."""
+    """Closes the database and unlocks the file, as the end of the process does."""
     writer.close()
     fcntl.flock(writer.watch._locked, fcntl.LOCK_UN)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Disk:
-    """A disk on which the journal and its ballast share so many bytes. calls: what was asked of the ballast."""
+    """A disk on which the journal and its ballast share so many bytes. calls: the operations on the ballast."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +65,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.fixture
 def writer(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
-    """A writer whose transactions fail at their end, as SQLite's do, if they need more than the disk has."""
+    """A writer whose transactions fail at their end, as SQLite's do, if they need more space than the disk has."""
     transaction = module.transaction
 
     @contextlib.contextmanager
@@ -88,7 +88,7 @@ def writer(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
 
 
 def pieces(*steps: tuple[bytes, ...]) -> Iterator[bytes]:
-    """What a store tells its journal of some commands, a piece for each group of them."""
+    """The pieces that a store gives its journal for some commands, one for each group of them."""
     kept = Journaled()
     peer = kept.connect()
     for commands in steps:

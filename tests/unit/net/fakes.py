@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class FakeClock:
-    """Time that goes on by step_ns each time somebody looks; from now on, since connections look at the real one."""
+    """A clock that advances by step_ns at each call. It begins with the current time, as connections use the real
+    clock.
+    """
 
     def __init__(self, step_ns: int = 0) -> None:
         self.now_ns = time.monotonic_ns()
@@ -36,7 +38,7 @@ class FakeClock:
 
 
 class FakeHandle:
-    """Of one call that is scheduled. delay_s: None for the next turn."""
+    """A scheduled call. delay_s: None for the next turn of the loop."""
 
     def __init__(self, callback: Callable[..., Any], arguments: tuple[Any, ...], delay_s: float | None) -> None:
         self.callback = callback
@@ -49,8 +51,11 @@ class FakeHandle:
 
 
 class FakeLoop:
-    """Runs nothing by itself. ready: what call_soon was given; timers: what call_later was; errors: what came out;
-    readers: what is to be called when a descriptor can be read."""
+    """An event loop that runs nothing by itself.
+
+    ready: calls of call_soon; timers: calls of call_later; errors: the exceptions that were reported; readers: the
+    callbacks of readable descriptors.
+    """
 
     def __init__(self) -> None:
         self.errors: list[Exception] = []
@@ -74,7 +79,7 @@ class FakeLoop:
         return sum(not handle.cancelled for handle in self.ready)
 
     def turn(self) -> int:
-        """Everything that was ready when it began; returns how much that was."""
+        """Runs the calls that are ready now; returns how many there were."""
         self.turns += 1
         assert self.turns < TURNS_MAX
         turn, self.ready = self.ready, deque()
@@ -85,13 +90,13 @@ class FakeLoop:
             pass
 
     def run_now(self, callback: Callable[[], Any]) -> None:
-        """What was to be called next, ahead of all else."""
+        """Runs the scheduled calls of this function before all others."""
         for handle in [handle for handle in self.ready if handle.callback == callback]:
             self.ready.remove(handle)
             self._run(handle)
 
     def fire(self) -> None:
-        """Lets the time of all timers come."""
+        """Runs all timers."""
         timers, self.timers = self.timers, []
         for handle in timers:
             self._run(handle)
@@ -113,7 +118,7 @@ class FakeLoop:
 
 
 class Net:
-    """A server on a fake loop, and an epoll set of which a test runs the batches. reports: the causes it reported."""
+    """A server on a fake loop, and an epoll set whose batches a test runs. reports: the causes that it reported."""
 
     def __init__(
         self,
@@ -135,7 +140,7 @@ class Net:
         return self.peers[-1]
 
     def entrance(self, patience: str = "user_timeout", *, secure: bool = False) -> Entrance:
-        """As of one more listening socket."""
+        """Makes an Entrance, as each listening socket has one."""
         return Entrance(self.server._table, self.server._common, self.poller, secure, patience)
 
     def limit(self, **limits: Any) -> None:
@@ -143,12 +148,12 @@ class Net:
         self.server.limits = replace(self.server.limits, **limits)
 
     def fill(self, count: int) -> None:
-        """Counters for a Dump of 36 bytes each."""
+        """Adds counters whose entries in a Dump have 36 bytes each."""
         self.holder = Client(self.store)
         self.holder.raw(b"".join(wire.acquire(0, b"name-%09d" % number, 1, 1) for number in range(count)))
 
     def clog(self, patience: str = "user_timeout") -> tuple[Peer, bytes]:
-        """A connection whose peer reads nothing, and the answer of which the kernel took only a part."""
+        """Returns a peer that reads nothing, so that the kernel takes only a part of the answer; and that answer."""
         self.holder = Client(self.store)
         assert self.holder.acquire(b"x" * 65535) == OK
         answer = self.holder.raw(wire.dump(1))
@@ -168,7 +173,7 @@ class Net:
 
 @contextlib.contextmanager
 def nets() -> Iterator[Callable[..., Net]]:
-    """Makes servers, and closes what they have open in the end."""
+    """Makes servers, and closes what they have open after the test."""
     with contextlib.ExitStack() as stack:
 
         def make(*arguments: Any, **keywords: Any) -> Net:
@@ -180,10 +185,10 @@ def nets() -> Iterator[Callable[..., Net]]:
 
 
 class Peer:
-    """The other end of a connection. With SOCK_SEQPACKET each of its recv() is one send() of the connection, and each
-    of its send() one read.
+    """The other end of a connection.
 
-    connection: the server's end, or None if that did not let it in.
+    With SOCK_SEQPACKET each of its recv() returns what one send() of the connection sent, and each of its send() is one
+    read. connection: the server's end; None if the server refused it.
     """
 
     def __init__(self, net: Net, patience: str, kind: int) -> None:
@@ -213,41 +218,41 @@ class Peer:
 
     @property
     def closed(self) -> bool:
-        """Whether the server has ended it, or not let it in."""
+        """Whether the server has closed the connection, or refused it."""
         return self.connection is None or self.connection.stream.closed
 
     def shorten(self) -> None:
-        """The kernel takes little from the connection."""
+        """Makes the kernel accept little of the connection's output."""
         with socket.socket(fileno=os.dup(self.connection.fd)) as own_end:
             own_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
     def stuff(self) -> None:
-        """The kernel takes nothing from the connection any more."""
+        """Makes the kernel accept none of the connection's output."""
         with socket.socket(fileno=os.dup(self.connection.fd)) as own_end, contextlib.suppress(BlockingIOError):
             while True:
                 own_end.send(bytes(1000))
 
     def lose(self, error: BaseException | None = None) -> None:
-        """The connection is over, for that reason."""
+        """Ends the connection with an error."""
         self.connection.stream.end(error)
         self.loop.run_now(self.net.poller.release)
 
     # ---- what it says and hears ----
 
     def send(self, data: bytes) -> None:
-        """Data that arrives, and is read."""
+        """Sends data, which the connection reads."""
         assert self.reading
         assert self.socket.send(data) == len(data)
         self.net.poller.run()
 
     def end(self) -> None:
-        """Its last byte."""
+        """Ends the sending direction."""
         assert self.reading
         self.socket.shutdown(socket.SHUT_WR)
         self.net.poller.run()
 
     def recv(self, size: int = 1 << 20) -> bytes:
-        """What came in one piece; empty if nothing did, or the end."""
+        """Receives one piece; empty if there is none, or at the end."""
         try:
             return self.socket.recv(size)
         except (BlockingIOError, ConnectionResetError):
@@ -257,12 +262,12 @@ class Peer:
         return b"".join(iter(self.recv, b""))
 
     def take(self, size: int) -> None:
-        """Reads a little, and the kernel has room for as much."""
+        """Reads a little, so that the kernel accepts as much again."""
         self.recv(size)
         self.net.poller.run()
 
     def drain(self) -> bytes:
-        """Reads until nothing is queued any more."""
+        """Reads until no output is queued any more."""
         received = b""
         for _ in range(TURNS_MAX):
             if not self.queued:
@@ -272,7 +277,7 @@ class Peer:
         raise AssertionError("it never comes to its end")
 
     def finish(self) -> bytes:
-        """All that comes while the loop runs and the peer reads."""
+        """Reads while the loop runs, and returns everything that arrives."""
         received = b""
         for _ in range(TURNS_MAX):
             if not self.loop.pending() and not self.queued:

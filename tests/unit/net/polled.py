@@ -20,7 +20,7 @@ ENDLESS_NS = 1 << 62  # of a batch: it does not depend on the machine how many s
 
 
 class Probe(Handler):
-    """Remembers what it is told. fails: the call in which it raises."""
+    """A stream that records its calls. fails: the call in which it raises."""
 
     def __init__(self, fails: str = "") -> None:
         self.told: list[Any] = []
@@ -78,7 +78,7 @@ class Polled(Acceptor):
         probe.stream.begin(probe)
 
     def client(self) -> socket.socket:
-        """One that is connected, and not accepted yet."""
+        """Connects a socket, which is not accepted yet."""
         client = self._stack.enter_context(socket.socket(self.listening.family, socket.SOCK_STREAM))
         client.settimeout(5)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -102,7 +102,7 @@ class Polled(Acceptor):
 
 @contextlib.contextmanager
 def polling(family: socket.AddressFamily, directory: Path) -> Iterator[Polled]:
-    """While the block runs."""
+    """Runs the poller during the block."""
     if family == socket.AF_INET:
         listening = socket.create_server(("127.0.0.1", 0))
     else:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Site:
-    """A server over TCP with TLS, on a fake loop."""
+    """A TCP server with TLS, on a fake loop."""
 
     def __init__(self, net: Net, listening: socket.socket, **options: Any) -> None:
         self.net = net
@@ -34,12 +34,12 @@ class Site:
         self._stack = contextlib.ExitStack()
 
     def turn(self) -> None:
-        """A batch, and what it left to do."""
+        """Runs a batch, and the calls that it scheduled."""
         self.batch()
         self.loop.run()
 
     def peer(self, context: ssl.SSLContext | None = None, **options: Any) -> Peer:
-        """One that has connected, and says nothing yet."""
+        """Connects a peer, which sends nothing yet."""
         before = set(self.server.arriving)
         connected = self._stack.enter_context(socket.create_connection(self.listening.getsockname()))
         connected.setblocking(False)
@@ -49,17 +49,17 @@ class Site:
         return Peer(self, connected, context or client_context(**options), came.pop() if came else None)
 
     def connect(self, **options: Any) -> Peer:
-        """One that has had its handshake."""
+        """Connects a peer, and completes its handshake."""
         peer = self.peer(**options)
         peer.shake()
         return peer
 
     def there(self) -> int:
-        """How many connections there are, whether or not they take part yet."""
+        """How many connections there are, whether or not their handshakes are complete."""
         return len(self.server.connections) + len(self.server.arriving)
 
     def failed(self) -> dict[str, int]:
-        """Handshakes that failed, by cause."""
+        """The numbers of failed handshakes, by cause."""
         return {
             key.partition(":")[2]: value
             for key, value in self.server.figures().items()
@@ -78,7 +78,9 @@ class Site:
 
 
 class Peer:
-    """The other side: OpenSSL, and a socket that it does not see. connection: the server's side, if that let it in."""
+    """The client's side: OpenSSL without a socket of its own. connection: the server's side; None if the server refused
+    it.
+    """
 
     def __init__(
         self, site: Site, connected: socket.socket, context: ssl.SSLContext, connection: Connection | None
@@ -90,12 +92,12 @@ class Peer:
         self.ssl = context.wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
 
     def flush(self) -> None:
-        """What it has to say goes to the server."""
+        """Sends the pending output of OpenSSL to the server."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(self.outgoing.read())
 
     def fetch(self) -> bool:
-        """What the server has sent; returns whether it was anything."""
+        """Receives what the server has sent; returns whether there was anything."""
         try:
             data = self.socket.recv(1 << 20)
         except BlockingIOError:
@@ -126,7 +128,7 @@ class Peer:
         self.flush()
 
     def read(self) -> bytes:
-        """All that has come by now; what follows close_notify is no part of it."""
+        """Returns the decrypted data that has arrived; what follows close_notify does not count."""
         self.fetch()
         received = b""
         with contextlib.suppress(ssl.SSLWantReadError):
@@ -140,14 +142,14 @@ class Peer:
         return self.read()
 
     def at_end(self) -> bool:
-        """Whether close_notify has come."""
+        """Whether close_notify has arrived."""
         try:
             return self.ssl.read(1) == b""
         except ssl.SSLWantReadError:
             return False
 
     def alert(self) -> str:
-        """What the server complained about."""
+        """The alert that the server sent."""
         while self.fetch():
             pass
         try:
@@ -157,7 +159,7 @@ class Peer:
         return ""
 
     def closed(self) -> bool:
-        """Whether the server has shut it down."""
+        """Whether the server has closed the socket."""
         try:
             while self.socket.recv(1 << 20):
                 pass
@@ -170,7 +172,7 @@ class Peer:
 
 @contextlib.contextmanager
 def sites() -> Iterator[Callable[..., Site]]:
-    """Makes servers, and closes what they have open in the end."""
+    """Makes servers, and closes what they have open after the test."""
     with contextlib.ExitStack() as stack:
         make = stack.enter_context(nets())
 

@@ -38,7 +38,7 @@ LINGER_BYTES = 1 << 20
 
 @pytest.fixture
 def make_net() -> Iterator[Callable[..., Net]]:
-    """One pull per turn: the driver's slice is over when it looks at the clock for the second time."""
+    """A server with one pull per turn: the driver's slice is over when it reads the clock for the second time."""
     with nets() as make:
         yield functools.partial(make, clock=FakeClock(600_000).monotonic_ns)
 
@@ -519,7 +519,7 @@ def test_a_refused_connection_is_closed_and_not_counted_as_open(make_net: Callab
 
 
 class MistakenSession(CounterSession):
-    """A protocol with a bug, of which only the connection `mistaken` has to suffer."""
+    """A protocol with a bug, which must harm only the connection `mistaken`."""
 
     mistaken: Any = ()
 
@@ -637,7 +637,7 @@ def waiting_net() -> Iterator[Net]:
 
 
 def waits(net: Net, behind: bytes = b"Ea") -> Peer:
-    """A peer whose request waits, with others behind it that are read and others that are not."""
+    """A peer whose request waits, followed by requests that were read, and others that were not."""
     peer = net.connect(kind=socket.SOCK_STREAM)
     peer.send(b"W" + behind)
     assert not peer.reading

@@ -18,7 +18,7 @@ MS = 1_000_000
 
 
 class ToyStore(Store):
-    """Due when a test says so. ticks: the times it was told."""
+    """A store that is due when a test says so. ticks: the times of its ticks."""
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
@@ -44,7 +44,7 @@ class ToyStore(Store):
 
 
 class ToyConnection:
-    """Counts how often it is pulled, and takes its time."""
+    """A connection that counts its pulls, each of which takes some time."""
 
     def __init__(self, name: str, pulled: list[str], clock: FakeClock, takes_ns: int = 0) -> None:
         self.name = name

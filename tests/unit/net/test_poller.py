@@ -46,7 +46,7 @@ def test_more_than_a_batch_is_served_in_the_next(polled: Polled) -> None:
 
 
 def crowd(polled: Polled, count: int) -> list[tuple[socket.socket, Probe]]:
-    """Connections that have sent a byte, of which no batch has told yet, and the limit of a batch is one socket."""
+    """Connections that have sent a byte, which no batch has reported yet; a batch has at most one socket."""
     connected = [polled.connect() for _ in range(count)]
     for client, _ in connected:
         client.sendall(b"a")

@@ -40,7 +40,7 @@ S = 1_000_000_000
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """For what the server reads; connections read the real one."""
+    """The clock that the server reads; connections read the real one."""
     clock = FakeClock()
     clock.now_ns = time.monotonic_ns()
     return clock
@@ -334,7 +334,7 @@ def test_an_ipv4_address_on_an_ipv6_socket_matches_ipv4_networks(make_net: Calla
 
 
 def frozen(net: Net, peer: Peer) -> float | None:
-    """For how long it is not read, if it is not; it is looked at once a second."""
+    """For how long reading has been suspended, if it is; checked once a second."""
     timers = net.loop.live_timers()
     assert bool(timers) is not peer.reading
     left = (peer.connection.paid_ns - time.monotonic_ns()) / S
@@ -593,7 +593,7 @@ def test_idle_timeout_can_change(make_net: Callable[..., Net], clock: FakeClock)
 
 
 def run(test: Callable[[asyncio.AbstractEventLoop], object]) -> None:
-    """A coroutine function on uvloop."""
+    """Runs a coroutine function on uvloop."""
     loop = uvloop.new_event_loop()
     try:
         loop.run_until_complete(asyncio.wait_for(test(loop), 5))
@@ -663,7 +663,7 @@ def test_an_exception_in_a_session_closes_its_connection_and_no_other() -> None:
 
 
 def open_listening(kind: str, path: Path | None) -> tuple[socket.socket, str]:
-    """A socket, and which limit its connections have."""
+    """A listening socket, and which limit applies to its connections."""
     if kind == "unix":
         return UnixSocket(str(path), 0o600).socket, "write_timeout"
     return open_tcp("127.0.0.1", 0, Keepalive(10, 5, 3, 25)), "user_timeout"

@@ -38,7 +38,7 @@ needs_ipv6 = pytest.mark.needs("ipv6")
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    """Where a socket can be; pytest's own directories have names too long for some."""
+    """A path for a socket, as pytest's own directories have names too long for some."""
     with tempfile.TemporaryDirectory(prefix="counterd-") as directory:
         yield Path(directory, "socket")
 
@@ -186,7 +186,7 @@ def lock_of(path: Path) -> Path:
 
 @contextlib.contextmanager
 def flocked(path: Path) -> Iterator[None]:
-    """A process that has locked a file, or a folder, which is all that it does."""
+    """A process that only holds a lock on a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

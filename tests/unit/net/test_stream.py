@@ -55,7 +55,7 @@ def clog(probe: Probe) -> bytes:
 
 
 def read_all(client: socket.socket, size: int, polled: Polled) -> bytes:
-    """Reads as it comes; the kernel may hold back what it has until something has been read."""
+    """Reads as data arrives; the kernel may hold back some until something was read."""
     received = b""
     client.setblocking(False)
     end = time.monotonic() + 10

@@ -133,8 +133,9 @@ def test_a_read_completes_a_record_and_decrypts_few_further_ones(site: Site, ver
 
 
 def slow_down(site: Site, requests: int) -> Peer:
-    """One that has sent so many in records of 16 KiB, and was read for the first time; a piece of a record is 42 of
-    them."""
+    """A peer that has sent so many requests in records of 16 KiB, and was read for the first time; a piece of a record
+    is 42 of them.
+    """
     peer = site.connect()
     peer.send(NOOP * requests)
     for _ in range(40):
@@ -146,7 +147,7 @@ def slow_down(site: Site, requests: int) -> Peer:
 
 
 def forgive(site: Site) -> None:
-    """Another limit: what was asked under the last is not held against anybody."""
+    """Sets another limit: requests under the last one do not count."""
     site.net.limit(requests_per_second=site.server.limits.requests_per_second + 1)
     site.loop.fire()
     for _ in range(3):
@@ -277,7 +278,7 @@ def test_a_unix_socket_has_no_tls(site: Site, tmp_path: Path) -> None:
 
 
 def publish(payload: bytes) -> bytes:
-    """To the channel that every connection of the throttr room is subscribed to."""
+    """Publishes to the channel to which every connection of the throttr room is subscribed."""
     return b"\x13\x01" + len(payload).to_bytes(4, "little") + b"*" + payload
 
 
@@ -583,7 +584,7 @@ def test_killed_and_closed_connections(site: Site) -> None:
 
 
 def fill(peer: Peer) -> None:
-    """The kernel takes no more from the server, and it is no TLS that it has taken."""
+    """Fills the socket of the server with data that is not TLS."""
     with socket.socket(fileno=os.dup(peer.connection.fd)) as ours, contextlib.suppress(BlockingIOError):
         while True:
             ours.send(bytes(1 << 16))

@@ -17,7 +17,7 @@ PLAN = Plan(protocol="counter", names=100, maximum=10, verify=True)
 
 
 class Dumps:
-    """A client of a server that has these Dumps to give, the last again and again."""
+    """A client of a server that answers with these Dumps, the last again and again."""
 
     def __init__(self, *dumps: dict[int | bytes, tuple[int, int]]) -> None:
         self.dumps = [[DumpEntry(name if isinstance(name, bytes) else name_of(name), *figures)

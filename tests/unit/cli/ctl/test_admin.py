@@ -45,13 +45,15 @@ HELD = {
 
 
 def table(name: str, protocol: str, columns: str, *parameters: str) -> dict[str, Any]:
-    """As /stats has it."""
+    """A table as /stats describes it."""
     made = described(columns)
     return {"name": name, "protocol": protocol, "columns": made, "sorts": [], "parameters": list(parameters)}
 
 
 def described(columns: str) -> list[dict[str, Any]]:
-    """As an answer describes columns. columns: name:kind, with blanks between; an asterisk after it is for a detail."""
+    """Columns as an answer describes them. columns: name:kind, separated by blanks; an asterisk after it marks a
+    detail.
+    """
     pairs = (each.split(":") for each in columns.split())
     return [{"name": name, "kind": kind.strip("*"), "detail": kind.endswith("*")} for name, kind in pairs]
 
@@ -85,7 +87,7 @@ def connection(number: int, tls: str | None = None, cipher: str | None = None) -
 
 
 class Admin(HTTPServer):
-    """asked: (method, path, parameters, headers). answers: what it says in place of what it would."""
+    """An admin endpoint. asked: (method, path, parameters, headers). answers: replace its usual ones."""
 
     def __init__(self, address: Any) -> None:
         if isinstance(address, str):

@@ -199,7 +199,7 @@ def test_names_are_printed_escaped(name: bytes, text: str) -> None:
 
 
 def unescaped(text: str) -> bytes:
-    """What bash's $'...' makes of it."""
+    """The text that bash makes of $'...'."""
     pieces = re.split(r"(\\\\|\\x[0-9a-f]{2})", text)
     return b"".join(
         (b"\\" if piece == r"\\" else bytes.fromhex(piece[2:])) if index % 2 else piece.encode()
@@ -254,7 +254,7 @@ def test_errors_are_one_line(error: Exception, line: str, status: int) -> None:
 
 
 def group(error: BaseException) -> Group:
-    """A group with one command, which raises that."""
+    """A group with one command, which raises this error."""
 
     @click.group(cls=Group)
     @click.pass_context

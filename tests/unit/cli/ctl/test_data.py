@@ -30,7 +30,7 @@ def ctl(port: int, *arguments: str, stdin: str | None = None) -> Result:
 
 
 class Server(counter.Server):
-    """Knows the counters that somebody has acquired, and no others. used[name]: what others hold."""
+    """Knows only the counters that were acquired. used[name]: what other clients hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ def test_acquire_waits_for_a_release(server: Server) -> None:
 
 
 class Leaving(Server):
-    """Closes the connection as soon as something is held through it."""
+    """Closes the connection as soon as the client holds something."""
 
     def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
         super().send(peer, replies)

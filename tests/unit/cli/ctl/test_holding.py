@@ -10,7 +10,7 @@ from counterd.errors import ConnectionLost, NotAvailable
 
 
 def refusal(**said: object) -> NotAvailable:
-    """Of 2 permits of db:\\xff."""
+    """The refusal of 2 permits of db:\xff."""
     error = NotAvailable(0x21, "Resource not available")
     error.name, error.resources = b"db:\xff", 2
     for name, value in said.items():

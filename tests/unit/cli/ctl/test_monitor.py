@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Asked:
-    """What an asker did."""
+    """Records what an asker did."""
 
     def __init__(self, view: View, answer: Callable[[], object], share: float = 1.0) -> None:
         self.told: list[object] = []

@@ -201,7 +201,7 @@ def test_sixty_columns_show_the_share_and_the_keys() -> None:
 
 
 def reversed_lines(what: Shown, rows: int = 24) -> list[str]:
-    """What stands out: the heading, and the row of the cursor."""
+    """The highlighted lines: the heading, and the row of the cursor."""
     console = Console(file=io.StringIO(), width=80, height=rows, force_terminal=True, color_system="standard")
     console.print(draw(what, 80, rows))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

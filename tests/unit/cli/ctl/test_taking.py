@@ -63,7 +63,7 @@ def test_invalid_rates_are_refused(text: str, message: str) -> None:
 
 
 class Settled:
-    """In place of a Taken: notes what is settled."""
+    """Stands for a Taken, and records what is settled."""
 
     def __init__(self) -> None:
         self.settled: list[tuple[bytes, int]] = []

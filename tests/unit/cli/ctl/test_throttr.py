@@ -102,7 +102,7 @@ def test_the_timeout_may_stand_before_or_after_the_subcommand() -> None:
 
 
 class Events:
-    """In the place of a client: some events, and a gap."""
+    """Stands for a client: some events, and a gap."""
 
     def __init__(self, *events: Event | BaseException) -> None:
         self._events = list(events)

@@ -24,7 +24,7 @@ from counterd.cli.ctl.view import (
 
 
 class Entry(NamedTuple):
-    """As that of a Dump, from a server that tells the limit or does not."""
+    """An entry of a Dump, from a server that tells the limit or does not."""
 
     name: bytes
     consumption: int
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
 
 class OldEntry(NamedTuple):
-    """Of a client that knows no limits."""
+    """An entry of a Dump, from a client that knows no limits."""
 
     name: bytes
     consumption: int

@@ -21,7 +21,7 @@ BATCH = b"JOBS 2\r\nRESERVED 7 1\r\na\r\nRESERVED 8 0\r\n\r\n"
 
 
 class Recorder(Commands[int], Recording):
-    """Gives the requests of commands; its jobs are their ids."""
+    """Returns the requests of commands; its jobs are their ids."""
 
     def __init__(self) -> None:
         self._tubes = Tubes("default", "default")
@@ -34,7 +34,7 @@ class Recorder(Commands[int], Recording):
 
 
 class Kept(Call):
-    """Keeps how it ended."""
+    """A call that records how it ended."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self.ends: list[Any] = []

@@ -25,7 +25,7 @@ ENTRY = b"\0\0\0\1\0\0\0\2\0\1a"
 
 
 class Kept(Call):
-    """Keeps how it ended. wanted: whether somebody waits."""
+    """A call that records how it ended. wanted: whether somebody waits for it."""
 
     def __init__(self, wanted: bool = True) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ PASSED, REFUSED = Answer(0, fallback=True), Answer(1, fallback=True)
 
 
 class Clock:
-    """Says what a test says."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0

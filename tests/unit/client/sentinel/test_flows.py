@@ -28,7 +28,9 @@ FLOW = (wire.flow, 101, 1, False)
 
 
 class Client(Commands[HoldSteps]):
-    """Its commands return their steps. soon: how often it was to connect soon. at: its timer."""
+    """A client whose commands return their steps. soon: how often it was asked to connect soon. at: the time of its
+    timer.
+    """
 
     LINK = ThreadLink
     _drive = _connected = _reconnect = _open = _wait = None  # the test does that
@@ -53,7 +55,7 @@ class Client(Commands[HoldSteps]):
 
     @property
     def sent_back(self) -> list[int]:
-        """The ids of tokens."""
+        """The ids of the tokens that were released."""
         returns = [*self.told, *self._link.calls.give_back]
         return [request[-1] for request in returns if request[0] is not wire.keep]
 
@@ -88,7 +90,7 @@ def grant(steps: Any) -> None:
 
 
 def ended(steps: Any, sent: Any = None) -> Any:
-    """What the steps return after the last of them."""
+    """The value that the steps return after the last of them."""
     with pytest.raises(StopIteration) as end:
         steps.send(sent)
     return end.value.value

@@ -30,7 +30,7 @@ TOKEN, OTHER = Token(-7, 101, 1), Token(8, 102, 1)
 
 
 class Pair:
-    """link, and its server's end. late: how often grants were said to be owed."""
+    """A link, and the server's end of its connection. late: how often it was said that grants are owed."""
 
     def __init__(self) -> None:
         near, self.server = socket.socketpair()
@@ -47,7 +47,7 @@ class Pair:
         self.server.sendall(struct.pack(">Hibbq", 14, xid, 3, 0, token.id))
 
     def asked(self, *frames: bytes) -> None:
-        """Exactly these came."""
+        """Checks that exactly these requests arrived."""
         assert self.server.recv(65536) == b"".join(frames)
 
 

@@ -35,7 +35,7 @@ TOKEN = Token(-7, 101, 2)
 
 
 class Kept(Call):
-    """Keeps how it ended. wanted: whether somebody waits."""
+    """A call that records how it ended. wanted: whether somebody waits for it."""
 
     def __init__(self, wanted: bool = True) -> None:
         self.wanted = wanted

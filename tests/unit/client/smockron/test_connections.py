@@ -37,7 +37,7 @@ class Channel:
 
 
 class Scene:
-    """A gatekeeper. asked: the sessions that were to be connected. woken: how often another turn was asked for."""
+    """A gatekeeper. asked: the sessions that it wanted to connect. woken: how often it asked for another turn."""
 
     def __init__(self) -> None:
         self.core = Core({"d": ("h:1", "h:2"), "e": ("i:1", "i:2")}, "d", tls=False, options=Options())
@@ -54,7 +54,7 @@ class Scene:
         self.changes += 1
 
     def turn(self) -> float:
-        """Returns how soon the next one is due."""
+        """Runs a turn. Returns how soon the next one is due."""
         return self.connections.turn() - time.monotonic()
 
     def decide(self, identifier: str, domain: str = "d") -> None:
@@ -81,7 +81,7 @@ class Scene:
         return accounting
 
     def rest(self) -> None:
-        """Turns until no turn is due soon."""
+        """Runs turns until none is due soon."""
         for _ in range(LOOKS + 1):
             due = self.turn()
         assert due > SEND_PAUSE_S

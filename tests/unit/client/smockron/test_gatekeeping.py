@@ -173,7 +173,7 @@ def core_of(masters: Any = "h", domain: str = "d", **options: Any) -> Core:
 def decide(
     core: Core, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes, now: int, *, set_ms: int = 0
 ) -> Decision:
-    """now: in ms of Unix time, as it would be if the wall clock had not been set by so much."""
+    """Decides at this time. now: Unix time in ms, as it would be if the wall clock had not been set by so much."""
     return core.decide(identifier, domain, log_info, now * MS - STARTED_NS, (now + set_ms) * MS)
 
 
@@ -190,12 +190,12 @@ def stats(core: Core, now: int) -> Stats:
 
 
 def pong(master: Master) -> bytes:
-    """The answer of a master that has taken all subscriptions."""
+    """The PONG of a master that has processed all subscriptions."""
     return wire.command(b"PONG", len(master.gates).to_bytes(4, "big"))
 
 
 def connect(core: Core, says: bytes = wire.subscribe(b""), master: Master | None = None) -> Master:
-    """The handshakes with a master, which then says so on its accounting port."""
+    """Performs the handshakes with a master. says: what it sends on its accounting port after that."""
     master = master or core.masters[0]
     for session, more in ((master.control, pong(master)), (master.accounting, says)):
         session.opened(100.0)

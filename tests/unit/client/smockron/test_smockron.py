@@ -46,7 +46,7 @@ def master() -> Iterator[Master]:
 
 @contextlib.contextmanager
 def gatekeeper(master: Master, **options: Any) -> Iterator[Gatekeeper]:
-    """One that is connected."""
+    """A connected gatekeeper."""
     with Gatekeeper(master.where, **{"timeout": PATIENCE, "max_delay_s": FAR_S, **options}) as made:
         assert made.connect(PATIENCE)
         yield made
@@ -108,7 +108,7 @@ def test_a_new_domain_is_accounted_for_once_its_control_messages_arrive(
 
 @pytest.fixture(params=["ZMTP 3.0 without PONG", "PONG without context"])
 def terse(master: Master, request: pytest.FixtureRequest) -> Master:
-    """A master that never says which subscriptions it has taken."""
+    """A master that never confirms subscriptions."""
     for port in (master.accounting, master.control):
         if request.param == "PONG without context":
             port.echoes = False

@@ -29,14 +29,14 @@ def sent(session: ZmtpSession) -> bytes:
 
 
 def items(data: bytes) -> list[Any]:
-    """What a master finds in what comes after the greeting."""
+    """The items that a master parses out of the data after the greeting."""
     parser = Parser()
     parser.feed(wire.greeting())
     return parser.feed(data)
 
 
 def ready(session: ZmtpSession, greeting: bytes = wire.greeting(), more: bytes = b"", now: float = 100.0) -> list[Any]:
-    """The handshake. Returns the messages in what the master said more."""
+    """Performs the handshake. Returns the messages that the master sent after it."""
     kind = SocketType.SUB if session.kind is SocketType.PUB else SocketType.PUB
     return session.feed(greeting + wire.ready(kind) + more, now)
 

@@ -10,7 +10,7 @@ from counterd.protocols.throttr.wire import Event
 
 
 def event(number: int) -> Event:
-    """Of 200 bytes, as they are counted."""
+    """An event that counts as 200 bytes."""
     return Event(b"c", bytes([number]) * 49)
 
 

@@ -42,7 +42,7 @@ MISSED = "events may be missing$"
 
 
 def event(number: int, size: int = 1) -> bytes:
-    """One that tells its number, with a payload of that size."""
+    """An event whose payload has that size, and tells its number."""
     return ENCODER.message(wire.Opcode.EVENT, b"c", bytes([number]) * size)
 
 
@@ -67,7 +67,7 @@ def made(shape: str, script: Script, **options: Any) -> Any:
 
 
 async def events_of(client: Any, timeout: float | None = None) -> list[Event]:
-    """All, until its iterator ends."""
+    """All events, until the iterator ends."""
     found = client.events(timeout)
     return list(found) if isinstance(client, Client) else [each async for each in found]
 
@@ -628,7 +628,7 @@ def test_a_client_subscribes_again_after_a_loss(serve, shape: str) -> None:
 
 
 async def sent(client: Any, count: int) -> None:
-    """Returns once that many calls are under way: in the order of the script."""
+    """Returns once that many calls are under way, in the order of the script."""
     await asyncio.to_thread(
         wait_until, lambda: client._link is not None and len(client._link.calls.pending) == count, "they are sent"
     )

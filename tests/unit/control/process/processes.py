@@ -13,7 +13,7 @@ LAST_WORDS = b"Traceback\nImportError: no module\n"
 
 
 class Process:
-    """What stands for the process: it lives until it is killed. socket: its end."""
+    """Stands for a child process, which lives until it is killed. socket: its end of the pair."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -31,7 +31,7 @@ class Process:
 
 
 def spawn_into(started: list[Process]) -> Callable[[str, Sequence[socket.socket]], tuple[Any, int]]:
-    """What stands for control.child.spawn."""
+    """Stands for control.child.spawn."""
 
     def spawn(_module: str, given: Sequence[socket.socket]) -> tuple[Any, int]:
         theirs = given[-1].dup()

@@ -24,7 +24,7 @@ KIND = Kind("toy", "toy", 100_000)
 
 
 class Talk:
-    """A conversation. heard: what the child said; steps: what else there was."""
+    """A conversation with a child. heard: what the child said; steps: the other events."""
 
     def __init__(self) -> None:
         self.child: Child
@@ -60,7 +60,7 @@ class Talk:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Talk, Child, Process], Coroutine[Any, Any, None]]) -> None:
-    """Runs a scene with a child that the test plays."""
+    """Runs a scene with a child whose side the test plays."""
     started: list[Process] = []
     monkeypatch.setattr(module, "spawn", spawn_into(started))
 
@@ -218,7 +218,7 @@ print(json.dumps([os.listdir("/proc/self/fd"), standard, sys.argv[1:], *os.envir
 
 
 def is_inheritable(descriptor: int) -> bool:
-    """Of what the tests themselves were given; the daemon has none such."""
+    """Whether a descriptor is inheritable. Those that the tests inherited do not count; the daemon has none."""
     try:
         return os.get_inheritable(descriptor)
     except OSError:

@@ -15,9 +15,8 @@ from kit import memory
 
 
 class Room:
-    """A service. held: how many holdings it has; leases: of the first of them; connections: who is there.
-
-    steps: what it was told to do. empty: is set when the last connection has gone.
+    """A service. held: the number of its holdings; leases: of the first of them; connections: the open ones. steps: the
+    calls that it received. empty: set when the last connection has gone.
     """
 
     def __init__(self, name: str, held: int = 0) -> None:
@@ -40,14 +39,14 @@ class Room:
         self.steps.append("finish")
 
     def connect(self, number: int) -> None:
-        """A connection that reads nothing, and stays until it is cut off."""
+        """Adds a connection that reads nothing, and stays until it is cut off."""
         self.server.connections[number] = SimpleNamespace(
             origin=lambda: f"127.0.0.1:{number}", abort=lambda: self.steps.append(f"abort {number}")
         )
 
 
 def drained(loop: memory.Loop, timeout: float, *services: Room) -> tuple[int, list[str], float]:
-    """What was left, the lines of the log, and how long it took."""
+    """Drains; returns what was left, the lines of the log, and how long it took."""
     with structlog.testing.capture_logs() as entries:
         left = loop.run(wait_for_holdings(services, timeout))
     lines = [

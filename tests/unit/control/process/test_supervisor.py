@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Silence:
-    """A conversation without words."""
+    """A conversation without messages."""
 
     def opened(self, child: Child) -> None: ...
 
@@ -35,7 +35,7 @@ class Silence:
 
 
 class World:
-    """A supervisor with processes that the test plays. reports: what it said."""
+    """A supervisor whose processes the test plays. reports: its reports."""
 
     def __init__(self) -> None:
         self.started: list[Process] = []

@@ -15,7 +15,7 @@ TICK = 1 << 20  # of the wheel: what is due is done no later
 
 
 def ask(peer: Peer, *commands: bytes) -> bytes:
-    """The replies that came."""
+    """Sends requests, and returns the replies."""
     peer.send(b"".join(commands))
     return said(peer)
 
@@ -39,13 +39,13 @@ def fill(bench: Pump, count: int, tube: bytes = b"default", body: bytes = b"x", 
 
 
 def told(kept: Journaled, peer: Peer, *commands: bytes) -> bytes:
-    """The replies, once all is on disk."""
+    """Returns the replies, once all changes are on disk."""
     before = ask(peer, *commands)
     kept.commit()
     return before + said(peer)
 
 
 def restore(kept: Journaled, other: Journaled) -> None:
-    """Has another store take up what the journal has."""
+    """Restores another store from the journal."""
     for piece in journal.read(kept.database):
         _journal.restore(other.bench.store, piece, other.bench.now_ns)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def bench() -> Iterator[Pump]:
-    """Audited in the end."""
+    """A store, which is audited after the test."""
     made = Pump(make_store())
     yield made
     made.settle()
@@ -25,7 +25,7 @@ def bench() -> Iterator[Pump]:
 
 @pytest.fixture
 def kept() -> Iterator[Journaled]:
-    """Audited in the end."""
+    """A store with a journal, which is audited after the test."""
     made = Journaled()
     yield made
     made.bench.settle()

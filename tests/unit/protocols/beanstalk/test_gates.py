@@ -24,7 +24,7 @@ LATE = 1 << 20  # a priority
 
 @pytest.fixture
 def lent() -> Iterator[LentPump]:
-    """Audited in the end, with the permits of the jobs that are reserved then."""
+    """A store that borrows permits, which is audited after the test: exactly the reserved jobs have permits then."""
     made = LentPump(make_store())
     yield made
     made.settle()
@@ -37,7 +37,7 @@ def put(name: bytes = b"n", maximum: int = 1, body: bytes = b"x", **more: int) -
 
 
 def figures(peer: Peer, tube: bytes = b"default") -> dict[str, int]:
-    """How many jobs of a tube are ready, blocked and reserved."""
+    """The numbers of a tube's ready, blocked and reserved jobs."""
     reply = ask(peer, wire.inspect_tube(tube))
     told = wire.read_dictionary(reply.partition(b"\r\n")[2][:-2])
     return {state: int(told[f"current-jobs-{state}"]) for state in ("ready", "blocked", "reserved")}

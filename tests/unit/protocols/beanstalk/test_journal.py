@@ -529,7 +529,7 @@ def test_a_key_of_two_jobs_is_named(kept: Journaled):
 
 
 def rescue(kept: Journaled) -> int:
-    """Goes on with what can be rescued; returns how many places are lost."""
+    """Goes on with what can be rescued from the journal; returns how many places are lost."""
     pieces = list(journal.rescue(kept.database, sqlite3.DatabaseError))
     for table in ("jobs", "bodies", "keys", "limits"):
         kept.database.execute(f"DELETE FROM {table}")

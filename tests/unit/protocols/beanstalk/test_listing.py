@@ -25,7 +25,7 @@ def listed(output: bytes) -> list[bytes]:
 
 
 def many() -> tuple[Pump, Peer]:
-    """A store with so many tubes, and who watches them."""
+    """A store with so many tubes, and a connection that watches them."""
     bench = Pump(make_store(memory_limit=1 << 24, tubes=2 * COUNT))
     peer = bench.connect()
     for number in range(COUNT):
@@ -34,14 +34,14 @@ def many() -> tuple[Pump, Peer]:
 
 
 def begun(bench: Pump, command: bytes) -> tuple[Peer, bytes]:
-    """A connection that has asked for a list, whose output only the test takes."""
+    """A connection that has requested a list, and whose output only the test takes."""
     peer = bench.connect()
     peer.session.owner = None
     return peer, peer.session.receive(command, bench.now_ns)
 
 
 def named(bench: Pump, after: bytes = b"") -> tuple[Peer, bytes]:
-    """A connection whose list of tubes has begun. after: what it asks then."""
+    """A connection whose list of tubes has begun. after: its next request."""
     peer, output = begun(bench, wire.list_tubes() + after)
     return peer, output or peer.session.take_output(bench.now_ns)
 

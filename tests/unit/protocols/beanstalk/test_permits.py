@@ -26,7 +26,7 @@ OLD = (
 
 @pytest.fixture
 def kept() -> Iterator[Journaled]:
-    """Audited in the end."""
+    """A store with a journal, which is audited after the test."""
     made = Journaled(lends=True)
     yield made
     made.bench.settle()

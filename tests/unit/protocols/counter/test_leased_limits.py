@@ -23,7 +23,7 @@ def shop() -> Shop:
 
 
 def ask(taker: Taker, amount: int = 1, maximum: int = 10, name: bytes = NAME) -> None:
-    """Sends an Acquire, which waits for an answer of the authority."""
+    """Sends an Acquire that waits for an answer of the authority."""
     taker.send(wire.acquire(0, name, amount, maximum))
 
 
@@ -584,7 +584,7 @@ def of_rate(shop: Shop) -> RateChange:
 
 
 def pour(shop: Shop, change: RateChange, units: int, wait_us: int = 0) -> None:
-    """Answers with these units."""
+    """Answers the only call with these units."""
     shop.update(rates=[RateUpdate(change.number, units, change.first, wait_us)])
 
 

@@ -19,7 +19,7 @@ FULL = Status.RESOURCE_NOT_AVAILABLE
 
 
 class Borrowing:
-    """The other side. ended: (ticket, whether a permit was granted). woken: how often the store was."""
+    """The borrowing side. ended: (ticket, whether a permit was granted). woken: how often the store was woken."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -41,7 +41,7 @@ class Borrowing:
         return self.lender.enqueue(name, maximum, ticket, self.desk.pump.now_ns)
 
     def outcomes(self) -> list[tuple[int, bool]]:
-        """Of the waits that have ended by now."""
+        """The outcomes of the waits that have ended by now."""
         self.desk.pump.settle()
         ended, self.ended = self.ended, []
         return ended

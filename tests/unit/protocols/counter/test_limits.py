@@ -23,7 +23,7 @@ OVER = "More than the limit of the server"
 
 
 def limits(permits: dict[str, int] | None = None, rates: dict[str, tuple[int, ...]] | None = None) -> Limits:
-    """permits: the maximum by name. rates: limit, period in seconds and burst by name."""
+    """Makes limits. permits: the maximum by name. rates: limit, period in seconds and burst by name."""
     document = {
         "permits": [{"name": name, "maximum": maximum} for name, maximum in (permits or {}).items()],
         "rates": [
@@ -160,7 +160,7 @@ texts = st.text("ab", max_size=5)
 
 
 def rule_of(rules: dict[str, int], name: str) -> str | None:
-    """The name itself, else the longest beginning: said a second time."""
+    """The rule for a name: its own, else that with the longest prefix. Written independently of the store."""
     if name in rules:
         return name
     beginnings = [each for each in rules if each.endswith("*") and name.startswith(each[:-1])]

@@ -24,7 +24,7 @@ MAXIMUM = 9
 
 
 class Both:
-    """Two stores, with three sessions each of the same numbers."""
+    """Two stores with three sessions each, which have the same numbers."""
 
     def __init__(self, **sizes: Any) -> None:
         options = {"buckets": 200, "name_memory": 1 << 12, "posted_max": 1 << 16, "waiters": 16, **sizes}
@@ -34,7 +34,7 @@ class Both:
         self.now_ns = START_NS
 
     def ask(self, number: int, request: bytes) -> wire.Response | None:
-        """The reply, if it comes at once. Replies have to be the same, and so has everything that is held then."""
+        """Asks both stores; returns the reply, if there is one. Replies and holdings must be equal."""
         self.now_ns += 1_000_000
         replies, others = (session.receive(request, self.now_ns) for session in self.sessions[number])
         assert replies == others
@@ -55,7 +55,7 @@ class Both:
 def take(
     *items: bytes, count: int = 0, weight: int = 1, key: bytes = b"", wait_ms: int = 0, more: bytes = b""
 ) -> bytes:
-    """A request, valid or not. count: as it says; 0: of its items."""
+    """A Take, valid or not. count: the number of items that it states; 0: the true one."""
     head = struct.pack(">BBHIH", count or len(items), 0, weight, wait_ms, len(key))
     return wire.frame(Opcode.TAKE, 7, head + key + b"".join(items) + more)
 
@@ -63,7 +63,7 @@ def take(
 def item(
     name: bytes, amount: int = 1, maximum: int = MAXIMUM, *, kind: int = 1, on_death: int = 0, size: int = -1
 ) -> bytes:
-    """A permit. size: of the name, as it says; -1: as it is."""
+    """A permit as an item. size: the size of the name that it states; -1: the true one."""
     return struct.pack(">BBHII", kind, on_death, len(name) if size < 0 else size, amount, maximum) + name
 
 

@@ -65,7 +65,7 @@ def fill(store: CounterStore, count: int, name: str = "name-%08d") -> Client:
 
 
 def entries(output: bytes) -> list[wire.DumpEntry]:
-    """The counters that a Dump names, without its end."""
+    """The counters in a Dump, without its end."""
     return [wire.decode_dump_entry(frame[12:]) for frame in frames_of(output) if frame[1] == 0x11 and len(frame) > 12]
 
 
@@ -536,7 +536,7 @@ def test_the_longest_entry_and_the_end_behind_an_almost_full_output() -> None:
     assert client.acquire(name, 1, 2) == OK
 
     def unpadded(now_ns: int) -> int:
-        """The length of a Stats; in the next one no figure has more digits."""
+        """The length of the next Stats, in which no figure has more digits than in this one."""
         return [len(client.session.receive(wire.stats(1), now_ns)) for _ in range(3)][2]
 
     own = unpadded(1_000_000_000)
@@ -723,7 +723,7 @@ def test_a_connection_closed_with_a_frame_kept_frees_it() -> None:
 
 
 def use(client: Client, names: list[bytes], *, keep: bool) -> None:
-    """Acquires one of each, and releases it again unless it is to be kept."""
+    """Acquires one of each, and releases it unless it is to be kept."""
     for name in names:
         assert client.acquire(name) == OK
         if not keep:

@@ -21,7 +21,7 @@ MINUTE_US = 60_000_000
 
 
 def listed(store: Any, table: str, **parameters: str) -> tuple[list[dict[str, Any]], int]:
-    """The rows by column, and how many there would be."""
+    """The rows by column, and the total number of rows."""
     walk = TABLES[table].open(store, parameters)
     while not walk.step():
         pass
@@ -31,7 +31,7 @@ def listed(store: Any, table: str, **parameters: str) -> tuple[list[dict[str, An
 
 @pytest.fixture
 def client() -> Client:
-    """a: 1 of 10, at most 6; b: 4 of 5; c: nothing of 3, at most 2; d: 2 of 100, the same name as before."""
+    """Holds a: 1 of 10, at most 6; b: 4 of 5; c: nothing of 3, at most 2; d: 2 of 100, the same name as before."""
     client = Client(make_store())
     for name, resources, maximum in ((b"a", 6, 10), (b"b", 4, 5), (b"c", 2, 3), (b"d\xff", 2, 100)):
         assert client.acquire(name, resources, maximum) == OK

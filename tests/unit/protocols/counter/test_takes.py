@@ -281,7 +281,7 @@ def test_keys_take_turns(desk: Desk) -> None:
 
 
 def served(desk: Desk, holder: Taker, waiting: list[tuple[Taker, int]]) -> list[tuple[Taker, int]]:
-    """The order in which these get the one permit, each giving it back at once."""
+    """The order in which these clients get the one permit, if each gives it back at once."""
     order: list[tuple[Taker, int]] = []
     holder.release(b"p")
     for _ in range(len(waiting)):

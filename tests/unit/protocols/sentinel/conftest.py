@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def make_room() -> Iterator[Callable[..., Room]]:
-    """Makes rooms, which are audited in the end."""
+    """Makes rooms, which are audited after the test."""
     rooms: list[Room] = []
 
     def made(*rules: Any, **options: Any) -> Room:
@@ -30,13 +30,13 @@ def make_room() -> Iterator[Callable[..., Room]]:
 
 @pytest.fixture
 def asked() -> list[Any]:
-    """What a token service was given."""
+    """The requests that a token service received."""
     return []
 
 
 @pytest.fixture
 def served(make_room: Callable[..., Room], asked: list[Any]) -> Room:
-    """A room with a token service, which has a second for an answer."""
+    """A room with a token service, which has a second to answer."""
     room = make_room(calls(1), rate(2, 9))
     room.store.delegate(asked.extend, SECOND)
     return room

@@ -23,7 +23,7 @@ MANY = 1_000_000
 def calls(
     flow_id: int, count: float = MANY, *, timeout_ms: int = 1000, offline_ms: int = 300, strategy: int = IGNORE
 ) -> FlowRule:
-    """A rule by concurrency."""
+    """Makes a rule that limits the concurrent calls."""
     return FlowRule("n", flow_id, "calls", 0, count, 1, 10, 1000, timeout_ms, offline_ms, strategy)
 
 
@@ -73,7 +73,7 @@ class Room(Pump):
 
 
 class Connection:
-    """One of its sessions, and what it was told."""
+    """A session of the store, and the responses that it was sent."""
 
     def __init__(self, room: Room) -> None:
         self.room = room
@@ -82,11 +82,11 @@ class Connection:
         self.parser = wire.ResponseParser()
 
     def send(self, *requests: bytes) -> None:
-        """Without a turn of the store."""
+        """Sends without a tick of the store."""
         self.peer.take(self.session.receive(b"".join(requests), self.room.now_ns))
 
     def told(self) -> list[Response]:
-        """What came since the last call."""
+        """The responses since the last call."""
         return self.parser.feed(self.peer.recv_exactly(len(self.peer.output)))
 
     def ask(self, request: bytes) -> Response:
@@ -95,13 +95,13 @@ class Connection:
         return response
 
     def acquire(self, flow_id: int, count: int = 1) -> int:
-        """A token; it must be given."""
+        """Acquires a token, which must be granted."""
         response = self.ask(wire.acquire(1, flow_id, count))
         assert response.status == 0
         return response.token_id
 
     def acquire_many(self, flow_id: int, number: int) -> list[int]:
-        """So many, of one each."""
+        """Acquires so many tokens, of one each."""
         for _ in range(0, number, 2000):
             self.send(wire.acquire(1, flow_id, 1) * min(2000, number))
             number -= 2000
@@ -111,5 +111,5 @@ class Connection:
         return [response.token_id for response in responses]
 
     def close(self) -> None:
-        """Without a turn of the store."""
+        """Closes the connection without a tick of the store."""
         self.session.closed(self.room.now_ns)

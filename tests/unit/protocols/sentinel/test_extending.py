@@ -27,9 +27,10 @@ RULES = b"""{"shop": {"flowRules": [{"resource": "pay", "grade": 0, "count": 2, 
 
 
 class Bench:
-    """The store with a connection, and the host of its extensions. now: ms. asked: what is to be done in a thread.
+    """The store with a connection, and the host of its extensions.
 
-    made: the extensions by key; fetched: what is to be fetched again and again.
+    now: ms. asked: calls that are to be made in a thread. made: the extensions by key; fetched: rules that are to be
+    fetched periodically.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class Bench:
         extend(self.store, host, 500)
 
     def work(self) -> list[str]:
-        """Does what was asked; returns what that was."""
+        """Makes the requested calls; returns them."""
         asked, self.asked = self.asked, []
         for _, job, then in asked:
             try:
@@ -107,7 +108,7 @@ class Bench:
         self.tick()
 
     def response(self) -> wire.Response:
-        """What was answered since, one response."""
+        """Returns the only response since the last call."""
         sessions = self.store.take_dirty()
         assert sessions == [self.session]
         (response,) = wire.ResponseParser().feed(self.session.take_output(self.now_ns))
@@ -125,7 +126,7 @@ def bench() -> Bench:
 
 
 class Recorder:
-    """A token service that says what it is told to."""
+    """A token service that answers as a test says."""
 
     def __init__(self, result: Any = None) -> None:
         self.result = result
@@ -290,7 +291,7 @@ def test_the_defaults_have_the_methods_of_their_interfaces(bench: Bench) -> None
 
 
 class Strategy:
-    """Says what it is told to: a function of the leases."""
+    """An expire strategy that answers as a test says: a function of the leases."""
 
     def __init__(self, says: Callable[[Any], Any]) -> None:
         self.says = says
@@ -302,7 +303,7 @@ class Strategy:
 
 
 def granted(bench: Bench, count: int) -> list[int]:
-    """The ids of two tokens whose leases are over."""
+    """The ids of two tokens whose leases have ended."""
     (response,) = wire.ResponseParser().feed(bench.session.receive(wire.acquire(1, 7, count), bench.now_ns))
     return [response.token_id]
 

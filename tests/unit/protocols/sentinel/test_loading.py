@@ -220,7 +220,7 @@ def test_bounds_in_python_equal_those_in_c() -> None:
 
 
 def resources(room: Room) -> dict[str, bytes]:
-    """What flows are called, by their ids."""
+    """The resources of flows, by their ids."""
     walk = FlowsWalk(room.store, b"", 100, "now")
     while not walk.step():
         pass

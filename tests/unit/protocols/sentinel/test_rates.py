@@ -133,7 +133,7 @@ def test_the_region_has_room_for_each_token_and_value() -> None:
 
 
 def small_store(**sizes: int) -> SentinelStore:
-    """As open_store() makes them, of other sizes."""
+    """Makes a store as open_store() does, with other sizes."""
     usual = {"namespaces": 1, "holdings": 1, "holdings_per_connection": 1, "tokens": 1, "rules": 2, "items": 4}
     memory = {"name_memory": 1 << 12, "param_values": 1}
     keys = {"hash_key": bytes(16), "token_key": bytes(16)}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """An expire strategy that notes what it is given."""
+    """An expire strategy that records its arguments."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, list[Any]]] = []
@@ -40,7 +40,7 @@ def judge() -> Judge:
 
 @pytest.fixture
 def judged(make_room: MakeRoom, judge: Judge) -> Room:
-    """A room with an expire strategy, which has half a second."""
+    """A room with an expire strategy, which has half a second to answer."""
     room = make_room(calls(1, 9999), calls(2, 2), max_tokens=10_000)
     room.store.delegate_expiry(judge, 500 * MS)
     return room

@@ -19,7 +19,7 @@ DAY_MS = 86_400_000
 
 
 class Scene:
-    """A store that asks, a gatekeeper, and what it is told."""
+    """A store that shares its state, a gatekeeper, and the messages that this received."""
 
     def __init__(self, **settings: Any) -> None:
         self.bench = Pump(make_store(**settings))
@@ -151,7 +151,7 @@ def test_domains_take_turns() -> None:
 
 
 def is_answered(peer: Peer) -> bool:
-    """Whether a PING is: now, or as soon as its session has had its turns."""
+    """Whether a PING is answered, now or after its session's turns."""
     answer = peer.session.receive(wire.ping(0, b"now?"), START_NS)
     while peer.session.more:
         answer += peer.session.take_output(START_NS)

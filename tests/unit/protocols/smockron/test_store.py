@@ -52,7 +52,7 @@ def accounts(identifiers: Iterable[bytes], domain: bytes = b"day") -> bytes:
 
 
 def told(peer: Peer) -> list[Control | None]:
-    """What it was told since it was asked last."""
+    """The messages since the last call."""
     heard = Parser().feed(wire.greeting() + bytes(peer.output))
     peer.output.clear()
     return [wire.control(one) for one in heard if isinstance(one, tuple)]

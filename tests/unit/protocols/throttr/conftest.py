@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def make_room() -> Iterator[Callable[..., Room]]:
-    """Makes rooms, which are audited in the end."""
+    """Makes rooms, which are audited after the test."""
     rooms: list[Room] = []
 
     def made(**options: Any) -> Room:

@@ -20,7 +20,9 @@ KEY = bytes(range(16))
 
 
 class Room:
-    """A store, driven as net would: what is due is done, and whoever has more is asked again."""
+    """A store that is driven as net would: its ticks run when they are due, and sessions with more output are asked
+    again.
+    """
 
     def __init__(self, *, start: int = START, **options: Any) -> None:
         settings = {
@@ -44,7 +46,7 @@ class Room:
         return connection
 
     def turn(self) -> bool:
-        """One turn of the driver; whether there was anything to do."""
+        """Runs one turn; returns whether there was anything to do."""
         due = self.store.next_deadline()
         busy = 0 <= due <= self.now
         if busy:
@@ -66,7 +68,7 @@ class Room:
 
 
 class Connection:
-    """One of its sessions, and what it was sent. deaf: its peer takes nothing."""
+    """A session of the store, and the data that it was sent. deaf: its peer reads nothing."""
 
     def __init__(self, room: Room) -> None:
         self.room = room
@@ -90,13 +92,13 @@ class Connection:
             self.take(self.session.take_output(self.room.now))
 
     def events(self) -> list[bytes]:
-        """The payloads of those that came since the last call."""
+        """The payloads of the events since the last call."""
         payloads = [got.payload for got in self.received if isinstance(got, Event)]
         self.received = [got for got in self.received if not isinstance(got, Event)]
         return payloads
 
     def ask(self, request: Request[T]) -> T:
-        """Sends it and returns what its reply tells. Replies that came before are forgotten."""
+        """Sends a request, and returns the content of its reply. Earlier replies are forgotten."""
         self.received = [got for got in self.received if isinstance(got, Event)]
         self.send(request)
         self.room.settle()
@@ -114,7 +116,7 @@ def key(number: int) -> bytes:
 
 
 def fill(client: Connection, count: int, ttl: int = 60000, ttl_type: int = TTLType.SECONDS, start: int = 0) -> None:
-    """So many counters; all of them must be accepted."""
+    """Inserts so many counters, all of which must be accepted."""
     encoder = client.room.encoder
     for first in range(start, start + count, 5000):
         numbers = range(first, min(first + 5000, start + count))

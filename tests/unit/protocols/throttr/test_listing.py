@@ -113,7 +113,7 @@ def test_a_subscription_made_during_a_listing_replaces_no_entry(room: Room) -> N
 
 
 class Owner:
-    """Of a session, as a connection is: asked for its peer, it collects what nobody needs any more."""
+    """Owns a session, as a connection does. When it is asked for its peer, it runs the garbage collector."""
 
     def __init__(self, session: Any) -> None:
         self.session = session

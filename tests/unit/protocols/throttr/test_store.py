@@ -44,7 +44,7 @@ def test_a_connection_id_is_the_keyed_hash_of_a_number(make_room: Callable[..., 
 
 
 class Curious:
-    """What owns a session, and looks at the store when it is asked for its peer."""
+    """Owns a session, and reads the store when it is asked for its peer."""
 
     def __init__(self, store: ThrottrStore) -> None:
         self.store = store
@@ -101,7 +101,7 @@ def test_keys_use_at_most_half_of_the_memory(make_room: Callable[..., Room]) -> 
 
 
 def small_store(**sizes: Any) -> ThrottrStore:
-    """As open_store() makes them, of other sizes."""
+    """Makes a store as open_store() does, with other sizes."""
     usual = {"value_size": 2, "memory_limit": 1 << 20, "max_message": 512, "expiry_grace_ns": 0, "keys": 1 << 12}
     places = {"channels": 1 << 12, "subscriptions": 1 << 13, "make_session": ThrottrSession}
     memory = {"hash_key": KEY, "reply_max": 1 << 16, "posted_max": 1 << 12}

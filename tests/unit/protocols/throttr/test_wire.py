@@ -51,7 +51,7 @@ def u64(*numbers: int) -> bytes:
 
 
 def record(first: int = 0) -> bytes:
-    """A connection's, with 24 numbers that count up from first."""
+    """A connection's record, with 24 numbers that count up from the first."""
     return ID + b"\0\1\x04" + b"127.0.0.1".ljust(16, b"\0") + b"\x39\x30" + u64(7) + u64(*range(first, first + 24))
 
 
@@ -125,7 +125,7 @@ def test_metrics_and_clients_use_the_same_names_of_requests() -> None:
 
 
 def fed(request: bytes, data: bytes, size: ValueSize = U16) -> Any:
-    """What a reply alone tells."""
+    """What a parser returns for the only reply in the data."""
     parser = Parser(size)
     parser.expect(request)
     (reply,) = parser.feed(data)

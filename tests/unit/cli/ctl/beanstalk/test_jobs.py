@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def connected() -> Iterator[Callable[..., Client]]:
-    """Makes a client of a server that takes these steps."""
+    """Makes a client of a server that executes these steps."""
     with contextlib.ExitStack() as stack:
 
         def client(*steps: Step) -> Client:
@@ -81,7 +81,7 @@ def test_an_unknown_tube_has_no_jobs(connected: Callable[..., Client]) -> None:
 
 
 class Jobs:
-    """In the place of a client: the jobs of its server, and how many one page has."""
+    """Stands for a client: the jobs of its server, and how many a page may list."""
 
     def __init__(self, *ids: int, at_once: int = 3) -> None:
         self.ids = set(ids)
@@ -118,7 +118,9 @@ def test_each_new_job_is_seen_once() -> None:
 
 
 class Racing(Jobs):
-    """Jobs are put while a page is made. Of those any may be missing in it, also one with a lower id than one of it."""
+    """A server on which jobs are put while a page is made. Any of them may be missing in it, also one with a lower id
+    than others in it.
+    """
 
     def __init__(self, generator: random.Random) -> None:
         super().__init__(1, 2, 3)

@@ -22,7 +22,9 @@ LONG_S = 1e6
 
 
 class Gatekeeper:
-    """decision: about all. asked: the identifiers; gone: the decisions whose requests do not wait any more."""
+    """A gatekeeper that decides the same for all. asked: the identifiers; gone: the decisions whose requests do not
+    wait any more.
+    """
 
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
@@ -50,7 +52,7 @@ def gate(decision: Decision, identifiers: Sequence[str] = BY_ADDRESS, status: in
 
 
 def request(path: str = "/", *headers: tuple[str, str], remote: str = "127.0.0.9") -> Any:
-    """What the gate looks at of an aiohttp.web.BaseRequest."""
+    """The parts of an aiohttp.web.BaseRequest that the gate examines."""
     return SimpleNamespace(raw_path=path, headers=CIMultiDict(headers), remote=remote)
 
 

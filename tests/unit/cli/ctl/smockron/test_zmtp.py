@@ -13,7 +13,7 @@ from kit.scripted.smockron import Master
 
 
 class Timed(Subscriber):
-    """came: when something did. deadlines: of what was sent."""
+    """A Subscriber that records times. came: when something arrived. deadlines: those of what was sent."""
 
     def __init__(self, *arguments: Any) -> None:
         self.came: list[float] = []

@@ -1,7 +1,6 @@
-"""What a client takes of a server: the description of it that a protocol gives to the scenarios.
+"""What a client takes from a server, such as a permit: a protocol describes it to the scenarios as a Resource.
 
-A description is a Thing. `THINGS` of a protocol's module lists its Things, and SETTINGS are the daemon's settings for
-it.
+`RESOURCES` of a protocol's module lists its Resources, and SETTINGS are the daemon's settings for it.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ VANISHED = "vanished"
 SCENARIOS = (CANCELLED, INTERRUPTED, FORKED, RESTARTED, VANISHED)
 
 
-class Thing:
-    """What clients of a protocol take and give back. ONE is what the scenarios take, OTHER another of the same kind.
+class Resource:
+    """What clients of a protocol take and give back. The scenarios take ONE; OTHER is another of the same kind.
 
-    PROTOCOL: of which the clients are. NAME: in the names of tests.
-    LACKS: by scenario, why there is no such scenario with it.
-    USES: what is interrupted: functions that take a Visit. ASYNC_USES: more of them, for asyncio only.
-    IS_GIVEN_OUT: by the server, which takes it back from a client that is gone.
-    IS_ALONE: another such client would take its share.
-    relay: through which its clients connect, if there is one. The Thing itself looks at the server directly.
+    PROTOCOL: that of the clients. NAME: for the names of tests.
+    LACKS: for each scenario that does not exist for it, the reason.
+    USES: the code that is interrupted: functions that take a Visit. ASYNC_USES: more of them, for asyncio only.
+    IS_GIVEN_OUT: whether the server grants it, and takes it back from a client that is gone.
+    IS_ALONE: whether another such client would take its share.
+    relay: the one through which its clients connect, if any. The Resource itself connects to the server directly.
     """
 
     PROTOCOL: ClassVar[str]
@@ -49,7 +48,7 @@ class Thing:
     relay: Relay | None = None
 
     def __init__(self, server: Server, number: int = 0) -> None:
-        """number: of one that is used at the same time as others."""
+        """number: distinguishes it from others that are used at the same time."""
         self.server = server
         self.ONE, self.OTHER = self.names(number)
 
@@ -57,7 +56,7 @@ class Thing:
         return b"one %d" % number, b"other %d" % number
 
     def where(self) -> tuple[str, int]:
-        """Where its clients find the server."""
+        """The address of the server for its clients."""
         return self.server.where(self.PROTOCOL) if self.relay is None else self.relay.address
 
     def client(self, shape: str, **options: Any) -> Any:
@@ -65,7 +64,7 @@ class Thing:
         raise NotImplementedError
 
     async def take(self, client: Any, name: Any) -> Any:
-        """Takes it, waiting if it has to."""
+        """Takes it, waiting if necessary."""
         raise NotImplementedError
 
     async def give(self, client: Any, taken: Any) -> None:
@@ -84,33 +83,33 @@ class Thing:
         return False
 
     async def is_lost(self, client: Any, taken: Any) -> bool:
-        """Whether the client tells that it was lost."""
+        """Whether the client reports that it was lost."""
         raise NotImplementedError
 
     def in_use(self, name: Any) -> int:
-        """How much of it the server has given out. Asks through a client of its own."""
+        """How much of it the server has granted, asked through a separate client."""
         raise NotImplementedError
 
     def look(self) -> None:
-        """Makes the connection that in_use() asks through, and takes what waiting() waits for."""
+        """Opens the connection of in_use(), and takes what waiting() waits for."""
         self.in_use(self.ONE)
 
     def close(self) -> None:
-        """Ends what in_use() asks through."""
+        """Closes the connection of in_use()."""
 
     def waiter(self, make: Callable[..., Any]) -> Any:
         """The client that waits. make: makes one."""
         return make()
 
     def waiting(self, client: Any) -> Callable[[], Any] | None:
-        """Returns a call that waits for something that does not come before end_waits(); None if there is no such."""
+        """Returns a call that waits until end_waits(); None if there is no such call."""
         return None
 
     def end_waits(self) -> None:
-        """Lets it come."""
+        """Ends the waits of waiting()."""
 
     async def while_away(self, client: Any) -> None:
-        """What the client does while nothing answers: it says so, at once."""
+        """Checks the client while the server is away: a call fails at once."""
         try:
             await self.ask(client)
         except CounterdError:
@@ -121,13 +120,13 @@ class Thing:
         """Called in the child of a fork: checks what the child has of it, and leaves a block that it inherited."""
 
     async def lasts(self, client: Any, taken: Any) -> None:
-        """Waits until the client has renewed it, if that is necessary."""
+        """Waits until the client has renewed it, if it has to be renewed."""
 
     async def when_gone(self, client: Any, taken: Any) -> None:
-        """Called when its server was killed: checks that the client tells of the loss, if it already does."""
+        """Called when its server was killed: checks that the client reports the loss, if it does so already."""
 
     async def when_back(self, client: Any, taken: Any) -> None:
-        """Called when there is a server again: checks that the client tells of the loss, if it does not before."""
+        """Called when the server is back: checks that the client reports the loss, if it did not before."""
 
     async def begin(self, visit: Visit) -> None:
         """Called before each attempt of an interruption."""
@@ -144,7 +143,7 @@ class Thing:
         return self.visitor(shape)
 
     async def agrees(self, visit: Visit) -> bool:
-        """Whether the server has given out what the program has, after an interruption."""
+        """Whether the server has granted exactly what the program has, after an interruption."""
         try:
             await self.ask(visit.client)
         except ConnectionLost:  # once, if anything was lost
@@ -156,7 +155,7 @@ class Thing:
         return not await self.is_lost(visit.client, kept)
 
     async def works(self, client: Any) -> bool:
-        """Takes and gives back once more. False if the client was just told of a loss, or cannot connect yet."""
+        """Takes and gives back once more. False if the client just raised a loss, or cannot connect yet."""
         with contextlib.suppress(ConnectionLost):
             await self.give(client, await self.take(client, self.ONE))
             return True
@@ -164,17 +163,17 @@ class Thing:
 
 
 class Visit:
-    """What a use has: the client that is interrupted, and its Thing. has: how much the program knows that it has.
+    """The arguments of a use: the interrupted client, and its Resource. has: the amount that the program knows of.
 
-    another: a client like it, which the use may close.
+    another: a similar client, which the use may close.
     """
 
-    def __init__(self, thing: Thing, shape: str, client: Any, another: Any) -> None:
-        self.thing = thing
+    def __init__(self, resource: Resource, shape: str, client: Any, another: Any) -> None:
+        self.resource = resource
         self.shape = shape
         self.client = client
         self.another = another
-        self.name = thing.ONE
+        self.name = resource.ONE
         self.has = 0
         self.is_told = False  # of a loss
         self.prepared: Any = None  # by begin()
@@ -186,8 +185,8 @@ class Visit:
     @property
     def relay(self) -> Relay:
         """The connections of its clients."""
-        assert self.thing.relay is not None
-        return self.thing.relay
+        assert self.resource.relay is not None
+        return self.resource.relay
 
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         """Waits, in a way that suits the shape."""

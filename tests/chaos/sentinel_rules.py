@@ -1,4 +1,4 @@
-"""The rules of chaos's sentinel room: flows too narrow for all, what becomes of them, and files that are none."""
+"""The rules of the sentinel protocol in chaos: narrow flows, changes of them, and invalid files."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ VALUES = ("vip", "somebody", 7)
 # By flow: its threshold, strategy, how long a lease is and how long it outlives its owner, in ms.
 HOT = {1: (1, IGNORE, 300, 300), 2: (3, RELEASE, 400, 300), 3: (5, KEEP, 250, 500), 4: (8, IGNORE, 5000, 200)}
 COLD = dict.fromkeys(range(11, 16), (50, IGNORE, 2000, 400))
-FILL = {90: (1e9, IGNORE, 60_000, 300)}  # of who takes all tokens
+FILL = {90: (1e9, IGNORE, 60_000, 300)}  # of the client that takes all tokens
 # By flow: how many a second, samples, ms of them all.
 RATES = {201: (40, 4, 400), 202: (6, 2, 1000)}
 AVERAGE = {203: (3, 2, 1000)}  # for each client
 VALUE_RATES = {301: (10, 2, 500)}
 FILL_VALUES = {390: (1e9, 10, 1000)}
 ITEMS = [{"object": "vip", "count": 40, "classType": "String"}]
-OFFLINE_MAX_S = 0.5  # of all these
+OFFLINE_MAX_S = 0.5  # of all of these
 WINDOW_MAX_S = 1.0
 
-# What is changed of the rules, by flow; None: it has none. The terms of leases stay.
+# Changes of the rules, by flow; None: the flow has no rule. The terms of leases do not change.
 CHANGES: tuple[dict[int, dict[str, Any] | None], ...] = (
     {1: {"count": 2}, 4: {"count": 3}, 301: {"count": 20}},
     {2: None, 201: None},
@@ -36,7 +36,7 @@ CHANGES: tuple[dict[int, dict[str, Any] | None], ...] = (
     {4: None, 301: None},
     {201: {"count": 5}, 301: {"windowIntervalMs": 1000}, 1: {"count": 0}},
 )
-# With what would throw everything out, if any of it were taken over.
+# Each would remove all rules, if any part of it were loaded.
 MISTAKES = (
     "",
     "{}}",
@@ -48,12 +48,12 @@ MISTAKES = (
 
 
 def text(changes: Mapping[int, dict[str, Any] | None] | None = None) -> str:
-    """The file, with these changes."""
+    """The content of the file, with these changes."""
     return json.dumps(document(changes or {}))
 
 
 def rules(changes: Mapping[int, dict[str, Any] | None] | None = None) -> dict[Key, Rule]:
-    """The same as the checker of histories has it, without what it has no model of."""
+    """The same rules for the checker of histories, without those that it does not model."""
     found = read_rules(document(changes or {}))
     return objects(Rules(tuple(rule for rule in found.flows if rule.threshold_type == GLOBAL), found.params))
 

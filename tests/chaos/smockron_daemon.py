@@ -1,4 +1,4 @@
-"""The daemon of the smockron room: one of its own, for it is killed, and then knows nothing of identifiers."""
+"""The daemon of the smockron protocol, which chaos kills, and which then has forgotten all identifiers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from chaos.mortal import Mortal
+from chaos.killable import KillableDaemon
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.rules import parse_rules
 from history import Operation
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 ROOM, CONTROL = "smockron", "smockron-control"  # as its ports are logged
 ROOMS = (ROOM, CONTROL)
-RULER = -3  # the client that the rules are of
+RULER = -3  # the client of changes of the rules in a history
 RELOADED, TAKEN = r"INFO +reloaded |ERROR +not reloaded: ", r"INFO +reloaded "
-REFUSED = r"not reloaded: "  # what faults make it say
-FILL = "fill"  # of who makes it know as many identifiers as can be
+REFUSED = r"not reloaded: "  # logged because of faults
+FILL = "fill"  # of the client that fills the table of identifiers
 # Intervals and bursts, in ms. A burst stays what it is: what is left of an identifier is else a matter of when it went.
 RATES = {"api": (50, 500), "fast": (2, 100), "login": (200, 0), "apis": (20, 60), FILL: (1, 2000)}
 CHANGES: tuple[dict[str, int | None], ...] = ({"api": 100, "apis": 5}, {"login": None}, {"fast": None, "login": 400})
@@ -33,7 +33,7 @@ MISTAKES = ("", '{"api": {"rate": "soon"}}', '{"api": {"interval": 1}, "login": 
 
 
 def document(changes: Mapping[str, int | None]) -> str:
-    """The file, with these intervals in place of others; None: there is no such domain."""
+    """The content of the file, with these intervals in place of others; None: there is no such domain."""
     intervals = {**{domain: interval for domain, (interval, _) in RATES.items()}, **changes}
     return json.dumps(
         {
@@ -48,8 +48,8 @@ def load_of(changes: Mapping[str, int | None]) -> Load:
     return Load(rates_of(parse_rules(document(changes))))
 
 
-class Master(Mortal):
-    """loads: of rules, in this round. descriptors: that it had when it began."""
+class SmockronDaemon(KillableDaemon):
+    """loads: the changes of rules in this round. descriptors: the number at its start."""
 
     room = ROOM
     ports = {"smockron.port": ROOM, "smockron.control_port": CONTROL}  # noqa: RUF012 - nobody changes it
@@ -68,7 +68,7 @@ class Master(Mortal):
         self.loads: list[Operation] = []
         self.descriptors = 0
 
-    def __enter__(self) -> Master:
+    def __enter__(self) -> SmockronDaemon:
         self.rules.write_text(document({}))
         self._begin()
         return self
@@ -83,19 +83,21 @@ class Master(Mortal):
         self._die(time.monotonic_ns())
 
     def load(self, changes: Mapping[str, int | None]) -> None:
-        """Has it take over these rules."""
+        """Makes it load these rules."""
         started_ns = time.monotonic_ns()
         assert self._reload(document(changes)), "the rules of domains are not taken any more"
         self.loads.append(Operation(RULER, load_of(changes), started_ns, time.monotonic_ns(), True))
 
     def mislead(self, mistake: str) -> None:
-        """With rules that are none; the file is then what it was before."""
+        """Makes it load invalid rules; afterwards the file is what it was before."""
         before = self.rules.read_text()
         assert not self._reload(mistake), f"rules with mistakes were taken: {mistake}"
         self.rules.write_text(before)
 
     def _reload(self, text: str) -> bool:
-        """Whether it was taken. A refusal may have several lines, all before what it is asked for when one is there."""
+        """Whether the file was accepted. A refusal may have several lines, all of them before the line that is waited
+        for.
+        """
         self.rules.write_text(text)
         before, taken = len(self.counterd.lines(RELOADED)), len(self.counterd.lines(TAKEN))
         self.counterd.send_signal(signal.SIGHUP)
@@ -104,12 +106,12 @@ class Master(Mortal):
         return len(self.counterd.lines(TAKEN)) > taken
 
     def take_loads(self) -> list[Operation]:
-        """With those that the round began with."""
+        """Returns the changes, beginning with the rules at the start of the round."""
         taken, self.loads = [Operation(RULER, load_of({}), 0, 0, True), *self.loads], []
         return taken
 
     def forget(self, keys: Iterable[tuple[bytes, bytes]]) -> None:
-        """Has it know nothing of these identifiers of domains, and returns when it does not."""
+        """Makes it forget these identifiers, and waits until it has."""
         with socket.socket(socket.AF_UNIX) as connected:
             connected.settimeout(LONG_S)
             connected.connect(self.path)

@@ -1,4 +1,4 @@
-"""A daemon of its own, for it is killed, and begins again where it was."""
+"""The base of daemons that chaos kills, and starts again at the same addresses."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-KILLER = -2  # the client that the restarts are of
+KILLER = -2  # the client of the restarts in a history
 
 
-class Mortal:
-    """One room's. ports: by key, who logs it.
+class KillableDaemon:
+    """The daemon of one protocol. ports: for the key of each port, the name under which the log has it.
 
-    restarts: of this round. begun_ns: since then it runs. log: of all that were killed.
+    restarts: those of this round. begun_ns: since when it has been running. log: the lines of all killed processes.
     """
 
     room: ClassVar[str]
     ports: ClassVar[dict[str, str]]
-    restarted: ClassVar[tuple[Any, Any]]  # the call that a restart is in the history, and its answer
+    restarted: ClassVar[tuple[Any, Any]]  # the call for a restart in the history, and its answer
 
     def __init__(self, directory: Path, settings: Mapping[str, object], program: Sequence[str]) -> None:
         self.directory = directory
@@ -42,7 +42,7 @@ class Mortal:
         self._running.close()
 
     def _begin(self) -> None:
-        """Where it was before, if it was."""
+        """Starts it, with the ports that it had before, if any."""
         self.counterd = self._running.enter_context(
             daemon.running(self.directory / f"{self.room} daemon", self.settings, program=self.program)
         )
@@ -51,7 +51,7 @@ class Mortal:
             self.settings[key] = self.counterd.address_of(who).port
 
     def _die(self, started_ns: int) -> None:
-        """And begins again."""
+        """Kills it, and starts another one."""
         self.counterd.kill()
         self._running.close()
         self.log += self.counterd.log
@@ -60,16 +60,16 @@ class Mortal:
         self.restarts.append(Operation(KILLER, call, started_ns, self.begun_ns, answer))
 
     def figure(self, name: str) -> int:
-        """As it logs it."""
+        """Returns a figure of the protocol, which the daemon logs."""
         (value,) = re.findall(rf" {name}=(\d+)", self.counterd.logged_stats([self.room], LONG_S)[self.room])
         return int(value)
 
     def take_restarts(self) -> list[Operation]:
-        """Those there are, whose place the next round's take."""
+        """Returns the restarts so far; later ones belong to the next round."""
         taken, self.restarts = self.restarts, []
         return taken
 
     def complaints(self, expected: str) -> list[str]:
-        """What it logs, and should not."""
+        """Returns the errors in its log, except the expected ones."""
         bad = [line for line in (*self.log, *self.counterd.log) if re.search(r" ERROR |Traceback", line)]
         return [line for line in bad if not re.search(expected, line)]

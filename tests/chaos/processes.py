@@ -1,4 +1,4 @@
-"""The processes of the clients: a slot for each, in which another takes the place of one that was killed."""
+"""The client processes of chaos: one in each slot. A killed one is replaced by another in its slot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Slot(NamedTuple):
 
 
 class Worker:
-    """One process. said: its lines."""
+    """One client process. said: the lines that it has written."""
 
     def __init__(self, number: int, slot: Slot, command: Sequence[str]) -> None:
         self.number = number
@@ -71,7 +71,7 @@ class Worker:
             self.process.stdin.close()
 
     def claim_alive(self) -> None:
-        """It ends when it is killed, and never by itself."""
+        """Fails if it has ended: it may only end when it is killed."""
         assert self.process.poll() is None, f"client process {self.number} ended with {self.process.returncode}"
 
     def has_said(self, word: str) -> bool:
@@ -85,8 +85,8 @@ class Worker:
                 self.said.append(json.loads(line))
 
 
-class Crew:
-    """All that are there, and of this round those that were."""
+class ClientProcesses:
+    """All client processes. gone: those that were killed in this round."""
 
     def __init__(self, world: World, seed: str, slots: Sequence[Slot]) -> None:
         self.world = world
@@ -99,17 +99,17 @@ class Crew:
 
     @property
     def all(self) -> Iterator[Worker]:
-        """Who has been there in this round."""
+        """Those that have run in this round."""
         yield from self.workers
         yield from self.gone
 
     def let_in(self, room: str) -> list[int]:
-        """The clients of a room that the server has let in, in this round. For other threads too."""
+        """The clients of a protocol that the server has admitted in this round. Other threads may call it."""
         workers = {worker for worker in (*self.gone, *self.workers) if worker.slot.room == room}
         return sorted(line[1] for worker in workers for line in list(worker.said) if line[0] == "here")
 
     def begin(self, number: int, directory: Path) -> None:
-        """Puts all to work, those who died in the last round replaced."""
+        """Starts the work of all, after replacing those that were killed in the last round."""
         self.gone = []
         self._round = ("round", number, str(directory))
         self.workers = [
@@ -130,7 +130,7 @@ class Crew:
         return worker
 
     def replace(self, slot: int) -> None:
-        """Kills one, and has another begin."""
+        """Kills one, and starts another in its slot."""
         self.workers[slot].claim_alive()
         self.workers[slot].kill()
         self.gone.append(self.workers[slot])
@@ -138,14 +138,14 @@ class Crew:
         self.workers[slot].tell(*self._round)
 
     def greet(self) -> None:
-        """Each has one more connection let in: the daemon is as open as at first, at all of its addresses."""
+        """Each opens one more connection, which shows that the daemon still admits them at all of its addresses."""
         for worker in self.workers:
             worker.tell("greet")
         for worker in self.workers:
             wait_for(worker, "greeted")
 
     def leave(self, dying: int) -> None:
-        """All do, one of them without a word."""
+        """All end their work, one of them because it is killed."""
         self.workers[dying].claim_alive()
         self.workers[dying].kill()
         leaving = [worker for worker in self.workers if worker.killed_ns is None]
@@ -172,5 +172,5 @@ def wait_for(worker: Worker, word: str) -> None:
 
 
 def worker_of(client: int) -> int:
-    """The number of the process that a client was of."""
+    """The number of the process that a client belongs to."""
     return client // IDS

@@ -1,4 +1,4 @@
-"""The daemon of the beanstalk room: one of its own, for it is killed, and begins again with the jobs that it had."""
+"""The daemon of the beanstalk protocol, which chaos kills, and which starts again with the jobs that it had."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from chaos.mortal import Mortal
+from chaos.killable import KillableDaemon
 from counterd.protocols.beanstalk import wire
 from history.beanstalk import Restarted
 from kit import daemon
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROOM = "beanstalk"
-FAILS = r"the journal cannot be written|the journal process exited"  # what faults make it say
-FILLED = b"fill"  # the tube of who takes all memory there is
-JOBS_MEMORY = "2M"  # little enough for one client to take all
+FAILS = r"the journal cannot be written|the journal process exited"  # logged because of faults
+FILLED = b"fill"  # the tube of the client that uses all memory
+JOBS_MEMORY = "2M"  # so little that one client can use all of it
 
 
 class Listing(NamedTuple):
-    """The ids of all jobs that there were, as they were asked for when nobody else was there."""
+    """The ids of all existing jobs, listed when no other client was connected."""
 
     asked_ns: int
     ended_ns: int
@@ -37,7 +37,7 @@ class Listing(NamedTuple):
 
 @contextlib.contextmanager
 def asking(path: str) -> Iterator[Peer]:
-    """A connection to whoever has jobs, at a Unix socket."""
+    """A connection to the beanstalk protocol at a Unix socket."""
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as connected:
         connected.settimeout(LONG_S)
         connected.connect(path)
@@ -45,7 +45,7 @@ def asking(path: str) -> Iterator[Peer]:
 
 
 def clear(path: str) -> None:
-    """Deletes the jobs of who took all memory."""
+    """Deletes the jobs of the client that used all memory."""
     with asking(path) as peer:
         peer.ask(wire.clear_tube(FILLED))
 
@@ -56,7 +56,7 @@ def look(peer: Peer) -> Listing:
     return Listing(asked_ns, time.monotonic_ns(), ids)
 
 
-class Keeper(Mortal):
+class BeanstalkDaemon(KillableDaemon):
     room = ROOM
     ports = {"beanstalk.port": ROOM}  # noqa: RUF012 - nobody changes it
     restarted = (Restarted(), ("OK", None, b""))
@@ -65,16 +65,16 @@ class Keeper(Mortal):
         journal = {"beanstalk.journal": directory / "journal", "beanstalk.memory_limit": JOBS_MEMORY}
         super().__init__(directory, {**settings, **journal}, program)
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> BeanstalkDaemon:
         self._begin()
         return self
 
-    # ---- what happens to it ----
+    # ---- faults ----
 
     def crash(self, with_writer: bool) -> None:
-        """Kills it, perhaps with the process that writes its journal, and begins again.
+        """Kills it, perhaps with the process that writes its journal, and starts it again.
 
-        Not while the journal cannot be written: then what it acknowledges is on disk later.
+        Not while the journal cannot be written: then acknowledged changes get to the disk later.
         """
         daemon.wait_until(lambda: not self.figure("journal_failing"), "the journal can be written", LONG_S)
         started_ns = time.monotonic_ns()
@@ -86,7 +86,7 @@ class Keeper(Mortal):
         signal_to(self.writer(), signal.SIGKILL)
 
     def stop_writer(self) -> int:
-        """Its pid, for go_on()."""
+        """Stops the journal's process. Returns its pid, for go_on()."""
         writer = self.writer()
         signal_to(writer, signal.SIGSTOP)
         return writer
@@ -95,7 +95,7 @@ class Keeper(Mortal):
         signal_to(writer, signal.SIGCONT)
 
     def fill_disk(self) -> None:
-        """No file may be longer than the journal's are now."""
+        """Limits the size of files to that of the journal's now."""
         sizes = [path.stat().st_size for path in self.directory.glob("journal*") if not path.name.endswith("-ballast")]
         self._limit_files(max(sizes))
 
@@ -103,23 +103,23 @@ class Keeper(Mortal):
         self._limit_files(resource.RLIM_INFINITY)
 
     def writer(self) -> int:
-        """The pid of the process that writes its journal."""
+        """The pid of the process that writes the journal."""
         return writer_of(self.counterd, LONG_S)
 
     def _limit_files(self, size: int) -> None:
-        """Of the daemon too, of which another writer has its limits."""
+        """Sets the limit for the daemon too, as a new writer inherits it."""
         for pid in (self.counterd.pid, *writers(self.counterd)):
             with contextlib.suppress(ProcessLookupError):
                 _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, most))
 
-    # ---- what is asked of it ----
+    # ---- checks ----
 
     def errors(self) -> list[str]:
         return self.complaints(FAILS)
 
 
 def signal_to(writer: int, number: signal.Signals) -> None:
-    """Unless it has ended: the daemon replaces one that cannot write."""
+    """Sends the signal, unless the process has ended: the daemon replaces one that cannot write."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(writer, number)
