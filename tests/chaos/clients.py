@@ -356,7 +356,7 @@ class Worker:
             say("owed", connection.client, f"{why}: {', '.join(owed)}")
         connection.end()
         if isinstance(connection.room, CounterRoom):
-            connection.room.bequeath(self.plan.is_far)
+            connection.room.offer_token(self.plan.is_far)
         self.again_s[self.connections.index(connection)] = time.monotonic() + AGAIN_S * connection.fresh
         self.connections[self.connections.index(connection)] = None
         with contextlib.suppress(KeyError, ValueError):  # one that is deaf is not watched, and may be closed already
@@ -387,7 +387,7 @@ class Worker:
         self.path = Path(directory) / f"{self.plan.number}.history"
         chance = random.Random(f"{self.plan.seed} {number} {self.plan.slot} {self.plan.number}")
         self.make_room = functools.partial(rooms.ROOMS[self.plan.room], chance, number)
-        CounterRoom.estates.clear()
+        CounterRoom.resumables.clear()
         self.connections = [None] * CONNECTIONS
         self.leaving = self.greeting = False
 

@@ -1,4 +1,4 @@
-"""What chaos's clients ask in the room of counters: Acquires, Releases, and Takes that wait for several at once.
+"""The requests of the chaos clients in the counter room: Acquires, Releases, and Takes that wait for several at once.
 
 Some connections have tokens. When one has ended, or is left open and not read any more, another one of its process
 presents its token, soon or after its grace time, or never.
@@ -36,39 +36,39 @@ GRANTS = 8  # of a connection, that it may still settle
 GRACES_MS = (40, 300, 1500)
 CUTS = 0.008  # of batches of a connection that has a token, that are its last
 ENDS = ("close", "reset", "half_close", "take_over")
-HEIRS = 0.7  # of connections that could present a token, those that do
+RESUMING = 0.7  # of connections that could present a token, those that do
 FILL_STEP = 256  # acquires in one piece of who takes all
 FILL_STEPS_MAX = 40
 DUMPS = 300  # of who reads slowly
 
 
-class Estate(NamedTuple):
-    """What another connection can go on with. tries: how often that was asked for.
+class Resumable(NamedTuple):
+    """A connection that another one can resume. tries: how often that was asked for.
 
-    book, charges: as the one knew them that had the token: without what was not answered, and may have been done.
+    held, charges: what its client knew of. Requests without an answer are not in them, and may have been executed.
     """
 
     client: int
     token: bytes
-    book: collections.Counter[bytes]
+    held: collections.Counter[bytes]
     charges: collections.deque[tuple[int, bytes]]
     tries: int = 0
 
 
 class CounterRoom:
-    """Acquires, releases and asks, takes several at once and waits for them; keeps the book of what it was granted.
+    """Makes Acquires, Releases, queries and Takes, and records what it was granted.
 
-    waits: opaques of Takes that are not answered. charges: number of a grant, and a rate of it. token: its own, or
-    b"". presents: what it asks to go on with, until that is answered. to_begin: what it has to ask first.
+    waits: opaques of unanswered Takes. charges: number of a grant, and a rate of it. token: its own, or b"". presents:
+    the connection that it asks to resume, until that is answered. to_begin: the requests that it has to make first.
     """
 
     forgives = False
-    estates: ClassVar[collections.deque[Estate]] = collections.deque()  # of this process's ended connections
+    resumables: ClassVar[collections.deque[Resumable]] = collections.deque()  # of this process's ended connections
 
     def __init__(self, chance: random.Random, number: int, client: int) -> None:
         self.chance = chance
         self.client = client
-        self.book: collections.Counter[bytes] = collections.Counter()
+        self.held: collections.Counter[bytes] = collections.Counter()
         self.asked: collections.deque[int] = collections.deque()  # opaques, but for Takes
         self.waits: dict[int, None] = {}
         self.charges: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=GRANTS)
@@ -76,7 +76,7 @@ class CounterRoom:
         self.filling = 0
         self.filled = False
         self.token = b""
-        self.presents = self.estates.popleft() if self.estates and chance.random() < HEIRS else None
+        self.presents = self.resumables.popleft() if self.resumables and chance.random() < RESUMING else None
         self.to_begin: list[Asked] = []
         self.parser = wire.ResponseParser()
         self.rates = [b"round %d, rate %d" % (number, team) for team in range(TEAMS)]
@@ -104,17 +104,18 @@ class CounterRoom:
         """How the client ends its connection now; mostly "", which means not."""
         return self.chance.choice(ENDS) if self.token and self.chance.random() < CUTS else ""
 
-    def bequeath(self, is_far: bool) -> None:
-        """Leaves what it has to another connection, when it has ended.
+    def offer_token(self, is_far: bool) -> None:
+        """Lets another connection resume this one, which has ended.
 
-        is_far: nobody knows when the server notices that. If it is owed something too, that is too much to search.
+        is_far: nobody knows when the server notices the end. With unanswered requests too, the search would be too
+        long.
         """
         if is_far and (self.asked or self.waits):
             return
         if self.presents:
-            self.estates.append(self.presents)
+            self.resumables.append(self.presents)
         elif self.token:
-            self.estates.append(Estate(self.client, self.token, self.book, self.charges))
+            self.resumables.append(Resumable(self.client, self.token, self.held, self.charges))
 
     def _of_itself(self) -> Asked:
         dice = self.chance.random()
@@ -122,7 +123,7 @@ class CounterRoom:
             return self._resume()
         if dice < 0.65:
             return stays.Goodbye(), wire.goodbye(self._opaque())
-        name = self.chance.choice([*(name for name, amount in self.book.items() if amount), *HOT])
+        name = self.chance.choice([*(name for name, amount in self.held.items() if amount), *HOT])
         return stays.Held(name), wire.held(self._opaque(), name)
 
     def _resume(self) -> Asked:
@@ -140,10 +141,10 @@ class CounterRoom:
     def _any(self) -> Asked:
         chance = self.chance
         dice = chance.random()
-        held = sorted(name for name, amount in self.book.items() if amount > 0 and name != sign_of_life(self.client))
+        held = sorted(name for name, amount in self.held.items() if amount > 0 and name != sign_of_life(self.client))
         if dice < 0.40 and held:
             name = chance.choice(held)
-            return self._release(name, chance.randint(1, min(self.book[name], U32_MAX)))
+            return self._release(name, chance.randint(1, min(self.held[name], U32_MAX)))
         if dice < 0.85:
             name = chance.choice(list(HOT))
             maximum = chance.randint((HOT[name] + 1) // 2, HOT[name])
@@ -159,7 +160,7 @@ class CounterRoom:
 
     def give_back(self) -> list[Asked]:
         held = [
-            (name, amount) for name, amount in self.book.items() if amount > 0 and name != sign_of_life(self.client)
+            (name, amount) for name, amount in self.held.items() if amount > 0 and name != sign_of_life(self.client)
         ]
         return [self._release(name, min(amount, U32_MAX)) for name, amount in held]
 
@@ -167,7 +168,9 @@ class CounterRoom:
         return [(DUMP, wire.dump(self._opaque(), limits=self.chance.random() < 0.5)) for _ in range(DUMPS)]
 
     def all(self) -> list[Asked]:
-        """Acquires that fill the store. It has no grace time, as at most half of all holdings are kept for that."""
+        """Acquires that fill the store. The connection has no grace time, as the server keeps at most half of all
+        holdings.
+        """
         self.filling = FILL_STEPS_MAX
         self.filled = True
         self.to_begin = []
@@ -244,7 +247,7 @@ class CounterRoom:
         return self.parser.feed(data)
 
     def take(self, call: Any, answer: wire.Response) -> Any:
-        """Returns what an answer is in the history. Updates what this client holds."""
+        """Updates what this client holds. Returns the answer as the history has it."""
         if call is GARBAGE:
             if answer.status not in (wire.Status.INVALID_ARGUMENTS, wire.Status.UNKNOWN_COMMAND):
                 raise ProtocolError(f"garbage was answered with {answer}")
@@ -260,37 +263,37 @@ class CounterRoom:
         if answer.status == wire.Status.OUT_OF_MEMORY:
             self.filling = 0
         if answer.status == wire.Status.NO_ERROR and isinstance(call, counter.Acquire | counter.Release):
-            self.book[call.name] += call.resources if isinstance(call, counter.Acquire) else -call.resources
+            self.held[call.name] += call.resources if isinstance(call, counter.Acquire) else -call.resources
         if isinstance(call, stays.Held) and answer.status == wire.Status.NO_ERROR:
-            self.book[call.name] = wire.decode_consumption(answer.body)
+            self.held[call.name] = wire.decode_consumption(answer.body)
         elif isinstance(call, stays.Resume):
             self._resumed(answer)
         elif isinstance(call, stays.Goodbye):
             self.token = b""
-            self.book.clear()
+            self.held.clear()
             self.charges.clear()
             self.to_begin = [] if self.filling else [self._sign()]
         return takers.told(answer)
 
     def _resumed(self, answer: wire.Response) -> None:
-        """After a Resume. The sign of life of the old connection is given back, which shows that it has ended."""
-        estate, self.presents = self.presents, None
+        """After a Resume. Releases the sign of life of the old connection, which shows that it has ended."""
+        old, self.presents = self.presents, None
         if answer.status == wire.Status.NO_ERROR:
             self.token = wire.decode_stay(answer.body).token
-        if estate is None:
+        if old is None:
             return
         self.to_begin = [self._sign()]
         if answer.status == wire.Status.NO_ERROR:
-            self.book, self.charges = estate.book, estate.charges
-            name = sign_of_life(estate.client)
-            self.to_begin += [self._release(name, self.book[name])] if self.book[name] else []
+            self.held, self.charges = old.held, old.charges
+            name = sign_of_life(old.client)
+            self.to_begin += [self._release(name, self.held[name])] if self.held[name] else []
 
     def _taken(self, call: takes.Take, told: tuple[int, Any]) -> Any:
         del self.waits[call.opaque]
         if told[0] == wire.Status.NO_ERROR:
             for item in takes.items_of(call):
                 if isinstance(item, wire.Permit):
-                    self.book[item.name] += item.amount
+                    self.held[item.name] += item.amount
                 elif item.on_death != wire.OnDeath.FINAL:
                     self.charges.append((told[1][0], item.name))
         return told

@@ -41,9 +41,9 @@ UNKNOWN_FLOW = 999
 TOKENS_STEP = 128  # tokens, and values, in one piece of who takes all
 TOKENS_STEPS_MAX = 40
 KNOWN = 16  # tokens that the clients of a process know of each other
-TREASURES = 3  # of those, the last that are kept by whoever comes by, and seldom released
-TREASURED = 12  # one of so many, where there is room enough for all
-TREASURE_FLOWS = {4, *sentinel_rules.COLD}
+LONG_KEPT = 3  # tokens of those: the last ones, which all clients renew often and seldom release
+LONG_KEPT_EVERY = 12  # one token of so many is one, in flows with room enough for all
+LONG_KEPT_FLOWS = {4, *sentinel_rules.COLD}
 TUBES = 3  # of the beanstalk room
 JOBS_STEP = 8  # long ones, in one piece of who takes all
 JOBS_STEPS_MAX = 8
@@ -164,7 +164,7 @@ class SentinelRoom:
 
     forgives = True
     known: ClassVar[collections.deque[tuple[int, int]]] = collections.deque(maxlen=KNOWN)  # flow and token
-    treasures: ClassVar[collections.deque[tuple[int, int]]] = collections.deque(maxlen=TREASURES)
+    long_kept: ClassVar[collections.deque[tuple[int, int]]] = collections.deque(maxlen=LONG_KEPT)
 
     def __init__(self, chance: random.Random, number: int, client: int) -> None:
         self.chance = chance
@@ -220,10 +220,10 @@ class SentinelRoom:
         """A token, mostly its own; sometimes one that others have, or that it or others had."""
         chance = self.chance
         held = [(flow, token) for token, flow in self.held.items()]
-        tokens = held if dice < 0.62 else [*self.known, *self.treasures]
+        tokens = held if dice < 0.62 else [*self.known, *self.long_kept]
         if dice < 0.68 and tokens:
             flow, token = chance.choice(tokens)
-            keeps = chance.random() < (0.95 if (flow, token) in self.treasures else 0.3)
+            keeps = chance.random() < (0.95 if (flow, token) in self.long_kept else 0.3)
             return (sentinel.Keep if keeps else sentinel.Release)(flow, token)
         if dice < 0.92:
             return sentinel.Acquire(chance.choice(list(sentinel_rules.HOT)), chance.choice((1, 1, 1, 2, 3)))
@@ -296,8 +296,8 @@ class SentinelRoom:
             self.filling = 0
         if isinstance(call, sentinel.Acquire) and answer.token_id:
             self.held[answer.token_id] = call.flow
-            is_treasure = call.flow in TREASURE_FLOWS and self.chance.randrange(TREASURED) == 0
-            (self.treasures if is_treasure else self.known).append((call.flow, answer.token_id))
+            is_long_kept = call.flow in LONG_KEPT_FLOWS and self.chance.randrange(LONG_KEPT_EVERY) == 0
+            (self.long_kept if is_long_kept else self.known).append((call.flow, answer.token_id))
         elif isinstance(call, sentinel.Keep) and answer.status == sentinel_wire.Status.OK:
             self.held[call.token] = call.flow
         elif isinstance(call, sentinel.Release | sentinel.Keep):

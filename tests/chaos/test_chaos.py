@@ -200,22 +200,22 @@ def test_a_resuming_client_keeps_its_state_and_repeats_an_unanswered_resume() ->
     def side(client: int) -> CounterRoom:
         return CounterRoom(random.Random(1), 0, client)
 
-    CounterRoom.estates.clear()
+    CounterRoom.resumables.clear()
     first = side(A)
-    first.token, first.book[NAME] = b"y" * 12, 2
-    first.bequeath(is_far=False)
+    first.token, first.held[NAME] = b"y" * 12, 2
+    first.offer_token(is_far=False)
     second = side(B)
     call, _ = second.hello()
     assert (call.old, second.presents.token) == (A, b"y" * 12)
-    second.bequeath(is_far=False)
+    second.offer_token(is_far=False)
     third = side(B + 1)
     assert third.presents == second.presents
     call, _ = third.hello()
     told = third.take(call, Response(Opcode.RESUME, 0, third.opaque, b"x" * 12 + (40).to_bytes(4, "big")))
-    assert (told, third.token, third.book) == ((0, 40), b"x" * 12, first.book)
+    assert (told, third.token, third.held) == ((0, 40), b"x" * 12, first.held)
     third.asked.append(1)
-    third.bequeath(is_far=True)
-    assert not CounterRoom.estates
+    third.offer_token(is_far=True)
+    assert not CounterRoom.resumables
 
 
 # ---- the sentinel room ----
@@ -254,8 +254,8 @@ def test_tokens_are_checked_with_the_rules_of_their_time(tmp_path: Path) -> None
         for key, rule in sentinel_rules.rules({1: {"count": 2}}).items()
     ]
     assert judged_tokens(tmp_path / "changed", one, more, loads=loads) == []
-    (twins,) = judged_tokens(tmp_path / "twins", one, (sentinel.Acquire(4, 1), (0, 7)))
-    assert "token 7 was granted 2 times" in twins
+    (repeated,) = judged_tokens(tmp_path / "repeated", one, (sentinel.Acquire(4, 1), (0, 7)))
+    assert "token 7 was granted 2 times" in repeated
     refused = (sentinel.Acquire(4, 1), (5, 0)), (sentinel.Flow(201, 1), (-2, 0, 0))
     assert len(judged_tokens(tmp_path / "refused", *refused)) == 2
     assert judged_tokens(tmp_path / "short", *refused, short=frozenset({"sentinel"}), limited=True) == []

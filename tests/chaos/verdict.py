@@ -135,7 +135,7 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
             violations += [f"counter: {text}" for text in wrong]
             models[room] = loans.LentModel(history, loans.gates(workers), late_ns=SWEPT_NS)
         if room == "sentinel":
-            violations += twins(history)
+            violations += granted_twice(history)
             called = {model.key(operation.call) for operation in history if not isinstance(operation.call, Closed)}
             history += [operation for operation in ends.loads if operation.call.key in called]
         if room in (BEANSTALK, JOBS):
@@ -163,7 +163,7 @@ def of_counters(
     lines = Lines(history)
     wrong = list(kept_too_long(lines, samples, ends))
     seen_ns = {client: closed.ended or ends.settled_ns for client, closed in lines.closed.items()}
-    history = [parted(operation, lines, samples, ends) for operation in history]
+    history = [with_resumed_end(operation, lines, samples, ends) for operation in history]
     lent = loans.lent(workers)
     wrong += mistakes([*history, *loans.as_acquires(lent, SWEPT_NS)], late_ns=SWEPT_NS, slow=slow)
     history = [*history, *seen(history, samples), *lent]
@@ -230,16 +230,16 @@ def closing(client: int, operations: Sequence[Operation], samples: Sequence[Samp
     return Operation(client, Closed(), started, ends.settled_ns)
 
 
-def parted(operation: Operation, lines: Lines, samples: Sequence[Sample], ends: Ends) -> Operation:
-    """The end of a connection with which another one went on: its sign of life says nothing any more.
+def with_resumed_end(operation: Operation, lines: Lines, samples: Sequence[Sample], ends: Ends) -> Operation:
+    """The end of a connection that another one has resumed: its sign of life says nothing any more.
 
-    On this host it was closed before its heir was answered, or soon after that. Once the server has answered others
-    again and again, it has read all that was sent before.
+    On this host it was closed before its successor was answered, or soon after that. Once the server has answered
+    others again and again, it has read all that was sent before.
     """
-    heir = lines.heirs.get(operation.client)
-    if heir is None or not isinstance(operation.call, Closed):
+    successor = lines.successors.get(operation.client)
+    if successor is None or not isinstance(operation.call, Closed):
         return operation
-    closed_ns = max(heir.ended or 0, operation.started)
+    closed_ns = max(successor.ended or 0, operation.started)
     later = [sample.ended_ns for sample in samples if sample.asked_ns > closed_ns]
     is_seen = len(later) >= SEEN and not ends.is_far(operation.client)
     return operation._replace(ended=later[SEEN - 1] if is_seen else ends.settled_ns)
@@ -253,8 +253,8 @@ def kept_too_long(lines: Lines, samples: Sequence[Sample], ends: Ends) -> Iterab
     """
     for client, closed in lines.closed.items():
         worker = ends.workers[worker_of(client)]
-        may_have_heirs = client in lines.heirs or any(may_resume(one) for one in lines.presented.get(client, ()))
-        if worker.killed_ns is None or ends.is_far(client) or may_have_heirs:
+        may_be_resumed = client in lines.successors or any(may_resume(one) for one in lines.presented.get(client, ()))
+        if worker.killed_ns is None or ends.is_far(client) or may_be_resumed:
             continue
         over = max(worker.killed_ns, closed.started) + lines.graces[client].most + 2 * SWEPT_NS
         name = rooms.sign_of_life(client)
@@ -263,7 +263,7 @@ def kept_too_long(lines: Lines, samples: Sequence[Sample], ends: Ends) -> Iterab
             yield f"{closed} was held {shown[SEEN - 1]} ns too long, {lines.graces[client]}"
 
 
-def twins(history: Iterable[Operation]) -> Iterable[str]:
+def granted_twice(history: Iterable[Operation]) -> Iterable[str]:
     """Tokens that were granted twice, of whatever flows."""
     granted = collections.Counter(
         operation.answer[1]

@@ -61,10 +61,11 @@ def may_resume(operation: Operation) -> bool:
 
 
 class Lines:
-    """Which connections went on with which.
+    """Which connections resumed which.
 
-    graces: by connection. heirs: the Resume that certainly got what a connection had, if there is one. roots: the first
-    of all that may have had the same, by connection; families: these, by the first. closed: connections' ends.
+    graces: by connection. successors: by connection, the Resume that certainly got what it had, if there is one. roots:
+    by connection, the first of all that may have had the same; families: these, by the first. closed: connections'
+    ends.
     """
 
     def __init__(self, operations: Iterable[Operation]) -> None:
@@ -86,12 +87,12 @@ class Lines:
         for client in self.calls:
             self.families[self.root(client)].append(client)
         self.graces = {client: grace_of(calls) for client, calls in self.calls.items()}
-        self.heirs: dict[int, Operation] = {}
+        self.successors: dict[int, Operation] = {}
         for old, presented in self.presented.items():
             for one in presented:
                 if one.answer is not None and one.answer[0] == OK:
                     lost = [other.client for other in presented if other.answer is None]
-                    self.heirs.update(dict.fromkeys((old, *lost), one))
+                    self.successors.update(dict.fromkeys((old, *lost), one))
                     break
 
     def root(self, client: int) -> int:
@@ -109,11 +110,11 @@ class Lines:
         for client, closed in self.closed.items():
             grace = self.graces.get(client, Grace(0, 0))
             started, ended = closed.started, closed.ended
-            if client in self.heirs:
-                heir = self.heirs[client]
+            if client in self.successors:
+                successor = self.successors[client]
                 is_done = all(one.answer is not None or may_resume(one) for one in self.calls[client])
-                after = (heir.ended or 0) + 1
-                started = max(started, after if is_done else heir.started)
+                after = (successor.ended or 0) + 1
+                started = max(started, after if is_done else successor.started)
                 ended = None if ended is None else max(ended, after)
             elif grace.most:
                 started += grace.least

@@ -122,7 +122,7 @@ RIGHT = {
                                              (2, Resume(GRACE, 1), 30, 40, GONE)),
     "a token after a Goodbye": begun((1, Goodbye(), 4, 5, DONE), (1, Resume(GRACE), 6, 7, (0, GRACE)), RESUMED,
                                      (2, Held("a"), 41, 42, (0, 0))),
-    "settled by the heir": charged(RESUMED, (2, Settle(1, "s", 0), 41, 42, DONE),
+    "settled by the successor": charged(RESUMED, (2, Settle(1, "s", 0), 41, 42, DONE),
                                    (3, Take(3, (SLOW,)), 43, 44, (0, (2, (0,))))),
     "refunded when nobody came": charged((3, Take(3, (SLOW,)), OVER, OVER + 9, (0, (2, (0,))))),
 }  # fmt: skip
@@ -150,7 +150,7 @@ WRONG = {
     "a Goodbye that leaves a Take": begun((1, Take(7, (("b", 2, 1),), 90), 4, 45 * MS, (0x23, None)),
                                           (1, Goodbye(), 5, 6, DONE), closed=None),
     "a charge is lost": charged(RESUMED, (2, Settle(1, "s", 0), 41, 42, GONE)),
-    "refunded, and the heir goes on": charged(RESUMED, (3, Take(3, (SLOW,)), 43, 44, (0, (2, (0,))))),
+    "refunded, and the successor goes on": charged(RESUMED, (3, Take(3, (SLOW,)), 43, 44, (0, (2, (0,))))),
     "refunded too early": charged((3, Take(3, (SLOW,)), 30, 31, (0, (2, (0,))))),
     "refunded too late": charged((3, Take(3, (SLOW,)), OVER, OVER + 9, (0x21, (0, 0, 45)))),
 }  # fmt: skip
@@ -170,7 +170,7 @@ def test_resumed_connections_form_families() -> None:
     lines = Lines(begun(LOST, CUT, AGAIN))
     assert {lines.root(client) for client in (1, 2, 3)} == {1}
     assert lines.families == {1: [1, 2, 3]}
-    assert lines.heirs[1] == lines.heirs[2] == Operation(*AGAIN)
+    assert lines.successors[1] == lines.successors[2] == Operation(*AGAIN)
 
 
 # ---- wrong servers --------------------------------------------------------------------------------------------------
@@ -307,16 +307,16 @@ class EndsWithTheOldOne(Faulty):
 
     def __init__(self) -> None:
         super().__init__()
-        self.heirs: dict[int, int] = {}
+        self.successors: dict[int, int] = {}
 
     def move(self, owner: int, client: int) -> None:
         super().move(owner, client)
-        self.heirs[owner] = client
+        self.successors[owner] = client
 
     def close(self, client: int, now_ns: int) -> None:
         super().close(client, now_ns)
-        if client in self.heirs:
-            self.give_back(self.heirs[client])
+        if client in self.successors:
+            self.give_back(self.successors[client])
 
 
 FAULTY = Faulty.__subclasses__()

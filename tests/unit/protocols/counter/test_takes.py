@@ -254,8 +254,7 @@ def test_takes_wait_for_units_of_a_rate(desk: Desk) -> None:
 
 
 def test_a_new_request_does_not_pass_waiting_ones(desk: Desk) -> None:
-    """Permits that a Take waits for are not granted to others, neither to an Acquire nor to a Take that does not
-    wait."""
+    """Permits that a Take waits for are granted neither to an Acquire nor to a Take that does not wait."""
     one, large, small = desk.some(3)
     one.acquire(b"p", 2, 3)
     waiting = large.take(permit(b"p", 3, 3), wait_ms=1000)
@@ -569,8 +568,7 @@ def test_each_waiting_take_may_have_names_of_its_own() -> None:
 
 
 def test_a_take_without_room_for_its_queue_leaves_no_trace() -> None:
-    """No Take waits in these queues any more, but their turns have not come. The Take has joined one of them
-    already."""
+    """These queues are empty, but their turns have not come. The Take has joined one of them already."""
     waiters = 1
     queues = 2 * waiters + 64
     desk = Desk(waiters=waiters, buckets=4 * queues, holdings=2 * queues)
