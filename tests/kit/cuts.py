@@ -45,7 +45,7 @@ class Relay:
 
     @property
     def address(self) -> Address:
-        """For clients, of TCP."""
+        """The TCP address for clients."""
         return Address(*self._listening.getsockname())
 
     @property
@@ -74,7 +74,7 @@ class Relay:
             assert not from_client.is_alive(), "a client has not ended its connection"
 
     def hold_back(self) -> None:
-        """Keeps what the server says from now on, until go_on()."""
+        """Keeps the server's data from now on, until go_on()."""
         self._flows.clear()
 
     def go_on(self) -> None:

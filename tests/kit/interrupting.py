@@ -70,7 +70,7 @@ class Interrupted:
 
 
 def interrupt() -> None:
-    """What Python does when SIGINT has come."""
+    """Does what Python does when SIGINT arrives."""
     raise KeyboardInterrupt
 
 

@@ -26,7 +26,7 @@ class Peer:
         self._parser = wire.Parser()
 
     def ask(self, request: bytes) -> wire.Reply:
-        """As ask_all, with one request."""
+        """As ask_all(), with one request."""
         (reply,) = self.ask_all([request])
         return reply
 

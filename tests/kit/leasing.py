@@ -17,7 +17,7 @@ START_NS = 100 * SECOND
 
 
 class Server(LuaRedis):
-    """It has recovered. The time is the test's."""
+    """A server that has recovered, with the test's clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Machine:
         return self.policy.call(PART, self.server.run, self.server.now_ns)
 
     def turn(self) -> bool:
-        """Makes a call if there is something to say."""
+        """Makes a call if the machine has something to say."""
         call = self.send()
         if call is not None:
             self.policy.answered(PART, self.server.tick(*call), self.server.now_ns)
@@ -89,7 +89,7 @@ def pass_time(server: Server, duration_ns: int, *machines: Machine) -> int:
 
 
 def pair(server: Server) -> tuple[Machine, Machine]:
-    """Two machines that the server knows."""
+    """Makes two machines that the server knows."""
     both = Machine(server), Machine(server)
     for machine in both:
         machine.ask(maximum=1000)
@@ -103,7 +103,9 @@ def pair(server: Server) -> tuple[Machine, Machine]:
 
 
 def fill(server: Server, names: int, maximum: int = 100, size: int = 0) -> tuple[Machine, list[bytes]]:
-    """A machine with a permit of each of many counters in one partition. size: the least of a name, in bytes."""
+    """Makes a machine with a permit of each of many counters in one partition. size: the least size of a name, in
+    bytes.
+    """
     machine = Machine(server)
     numbers = (b"n%d" % number + b"-" * size for number in itertools.count())
     found = [*itertools.islice((name for name in numbers if lease_protocol.partition_of(name) == PART), names)]

@@ -23,7 +23,7 @@ SCORE = {b"-inf": float("-inf"), b"+inf": float("inf")}
 
 
 def text(argument: Any) -> bytes:
-    """An argument as Redis gets it."""
+    """Encodes an argument as Redis receives it."""
     if isinstance(argument, bytes):
         return argument
     return argument.encode() if isinstance(argument, str) else b"%.17g" % argument
@@ -183,7 +183,7 @@ COMMANDS = (
 
 
 def unpack(form: bytes, packed: bytes) -> tuple[Any, ...]:
-    """As Redis' struct.unpack: with the position of what follows."""
+    """As Redis' struct.unpack, which also returns the position after the data."""
     return *struct.unpack(form, packed), len(packed) + 1
 
 

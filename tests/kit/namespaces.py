@@ -99,7 +99,7 @@ def ip(keeper: int, *arguments: str, program: str = "ip") -> None:
 
 @contextlib.contextmanager
 def inside(keeper: int) -> Iterator[None]:
-    """This thread is in a namespace while the block runs: so are the sockets and the threads that it makes."""
+    """Moves this thread into a namespace during the block: its sockets and new threads are there too."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def enter(path: str) -> None:

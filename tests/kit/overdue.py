@@ -33,11 +33,13 @@ MARKER = "limit(seconds): how long it may take with its fixtures, in place of LI
 
 
 class Interrupt(KeyboardInterrupt):
-    """A test takes too long. Event loops end for it; tests and hypothesis do not catch it. pytest must not see it."""
+    """Raised when a test takes too long. Event loops end for it; tests and hypothesis do not catch it. pytest must not
+    see it.
+    """
 
 
 class Overdue(Exception):
-    """The same, as the report shows it; and what fixtures raise when they end, so that pytest ends the others too."""
+    """The same, as the report shows it; also raised by fixtures when they end, so that pytest ends the others too."""
 
 
 def limit_of(item: pytest.Item) -> float:

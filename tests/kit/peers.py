@@ -23,7 +23,7 @@ NUMBER_SIZE = wire.HEADER_SIZE + 4  # of a response with a number
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes, or what came before the end."""
+    """Receives exactly so many bytes, or fewer if the connection ends."""
     received = bytearray()
     while len(received) < size:
         data = connection.recv(min(RECEIVE_SIZE, size - len(received)))
@@ -34,7 +34,7 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def receive_all(connection: socket.socket) -> bytes:
-    """Everything until the server's end."""
+    """Receives everything up to the server's end."""
     received = bytearray()
     while data := connection.recv(RECEIVE_SIZE):
         received += data
@@ -42,7 +42,7 @@ def receive_all(connection: socket.socket) -> bytes:
 
 
 def ends(connection: socket.socket) -> bool:
-    """Whether the server closed the connection without another byte, politely or not."""
+    """Whether the server closes the connection without another byte, with FIN or RST."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
@@ -50,7 +50,7 @@ def ends(connection: socket.socket) -> bool:
 
 
 def responses(data: bytes) -> list[wire.Response]:
-    """All responses in the bytes, which must not end within one."""
+    """Parses all responses in the bytes, which must not end within one."""
     parser = wire.ResponseParser()
     found = parser.feed(data)
     assert not parser._buffer, f"{len(parser._buffer)} bytes of an unfinished response"
@@ -58,7 +58,7 @@ def responses(data: bytes) -> list[wire.Response]:
 
 
 def ask(connection: socket.socket, request: bytes) -> wire.Response:
-    """One request, one response."""
+    """Sends a request, and receives its response."""
     connection.sendall(request)
     header = receive(connection, wire.HEADER_SIZE)
     assert len(header) == wire.HEADER_SIZE, f"the end after {header!r}"
@@ -77,12 +77,12 @@ def acquire_many(connection: socket.socket, names: list[bytes]) -> None:
 
 
 def gets(count: int) -> bytes:
-    """Requests for the consumption of NAME; their opaques count from 0."""
+    """Makes requests for the consumption of NAME; their opaques count from 0."""
     return _numbered(wire.get(0, NAME), count)
 
 
 def get_responses(count: int, consumption: int) -> bytes:
-    """What they are answered with."""
+    """The responses to gets()."""
     return _numbered(wire.frame(1, 0, struct.pack(">I", consumption), magic=0x91), count)
 
 
@@ -98,7 +98,7 @@ def _numbered(frame: bytes, count: int) -> bytes:
 
 
 def unacknowledged(connection: socket.socket) -> int:
-    """Bytes that were sent and have not arrived at the other machine."""
+    """The number of bytes that were sent and have not arrived at the other machine."""
     return struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, b"\0" * 4))[0]
 
 

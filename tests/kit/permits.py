@@ -11,7 +11,7 @@ from kit.pump import Pump
 
 @dataclass
 class Waiting:
-    """What waits for a permit."""
+    """A request that waits for a permit."""
 
     place: int
     name: bytes
@@ -98,7 +98,7 @@ class Permits:
 
 
 class LentPump(Pump):
-    """A pump whose store borrows. permits: of what."""
+    """A pump whose store borrows permits. permits: the lender."""
 
     def __init__(self, store: Any, **others: Any) -> None:
         super().__init__(store, **others)

@@ -23,7 +23,7 @@ SECONDS_SHOWN = 10  # of a test that runs for longer
 
 
 def line(total: int, ended: int, failed: int, took_s: float, running: dict[str, float]) -> str:
-    """running: {test: since how many seconds}."""
+    """The line that shows the progress. running: {test: since how many seconds}."""
     if not total:
         return f"collecting the tests, {took_s:,.0f} s"
     left = f"about {took_s / ended * (total - ended):,.0f} s left, " if ended else ""

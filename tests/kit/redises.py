@@ -23,14 +23,14 @@ SILENCE, END = object(), object()  # answers: none at all, and the end of the co
 
 
 class Refusal(Exception):
-    """An answer: an error."""
+    """An answer that is an error."""
 
 
 NO_CLUSTER = Refusal("ERR This instance has cluster support disabled")
 
 
 def written(answer: Any) -> bytes:
-    """Returns an answer as Redis writes it. A bytearray is written as it is."""
+    """Encodes an answer as Redis does. A bytearray is taken as it is."""
     if answer is None:
         return b"$-1\r\n"
     if isinstance(answer, bytearray):
@@ -130,7 +130,7 @@ class Server:
         return words[-1]
 
     def knows(self, *servers: Server) -> None:
-        """It is in a Redis Cluster, in which these have the slots, in equal parts."""
+        """Puts the server into a Redis Cluster in which these servers have the slots, in equal parts."""
         firsts = [SLOTS * index // len(servers) for index in range(len(servers) + 1)]
         self.answers[b"CLUSTER"] = [
             [firsts[index], firsts[index + 1] - 1, [b"127.0.0.1", each.redis.place.port, b"id"]]
@@ -138,7 +138,7 @@ class Server:
         ]
 
     def is_master(self, *replicas: Server, offset: int = 5) -> None:
-        """It is in no Redis Cluster."""
+        """Makes the server a master outside of any Redis Cluster."""
         ports = [b"%d" % each.redis.place.port for each in replicas]
         self.answers[b"CLUSTER"] = NO_CLUSTER
         self.answers[b"ROLE"] = [b"master", offset, [[b"127.0.0.1", port, b"5"] for port in ports]]

@@ -24,14 +24,14 @@ LEASE_MS = 10_000
 
 @dataclass
 class Answers:
-    """What a client was answered: its Takes, by opaque; and everything else, in order."""
+    """What a client has received: the answers to its Takes, by opaque; and all others, in order."""
 
     takes: dict[int, wire.Grant | wire.Shortage | int] = field(default_factory=dict)
     others: list[wire.Response] = field(default_factory=list)
 
 
 class Taker:
-    """One connection."""
+    """A client's connection."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -46,7 +46,7 @@ class Taker:
 
     @property
     def answers(self) -> Answers:
-        """All answers so far."""
+        """Returns all answers so far."""
         for response in self._parser.feed(self.peer.read()):
             if response.opcode != wire.Opcode.TAKE:
                 self._answers.others.append(response)
@@ -69,14 +69,14 @@ class Taker:
         return self._opaque
 
     def of(self, opaque: int) -> wire.Grant | wire.Shortage | int | None:
-        """The reply to a Take; None if there is none yet."""
+        """Returns the reply to a Take; None if there is none yet."""
         return self.answers.takes.get(opaque)
 
     def has(self, opaque: int) -> bool:
         return isinstance(self.of(opaque), wire.Grant)
 
     def status(self, request: bytes) -> int:
-        """The status of the reply to another request."""
+        """Returns the status of the reply to another request."""
         count = len(self.answers.others)
         self.send(request)
         (response,) = self.answers.others[count:]
@@ -106,7 +106,7 @@ class Taker:
 
 
 class Desk:
-    """The store, which is audited at each turn, and its connections."""
+    """A counter store, which is audited at each turn, and its connections."""
 
     def __init__(self, **sizes: Any) -> None:
         self.store = make_store(**{"waiters": 64, "posted_max": 1 << 18, "now_ns": START_NS, **sizes})
@@ -126,7 +126,9 @@ class Desk:
 
 
 class Shop(Desk):
-    """A store that shares names which begin with `shared:`, and what its policy does."""
+    """A store that shares the names which begin with `shared:`, with their policy. A test answers in the place of the
+    servers.
+    """
 
     def __init__(self, unreachable: str = "closed", *, drops: bool = False, **sizes: Any) -> None:
         super().__init__(**sizes)
@@ -145,7 +147,7 @@ class Shop(Desk):
         return self.limits.changes(partition, most, scope)
 
     def counters(self, partition: int = PART, *, report: bool = False) -> list[CounterChange]:
-        """What the next call says of counters."""
+        """The changes of counters in the next call."""
         changes = self.changes(partition, scope=Scope.REPORT if report else Scope.BACKGROUND)
         assert not changes.rates
         return changes.blocking + changes.background

@@ -38,7 +38,7 @@ END = b"\0end\0"  # written behind all that the process wrote
 
 
 class Terminal:
-    """The other end: what a person types and sees. shown: all that was written so far."""
+    """The user's end of a terminal. shown: everything that was written to it so far."""
 
     def __init__(self, process: subprocess.Popen[bytes], master: int, slave: int) -> None:
         self.process = process
@@ -51,15 +51,17 @@ class Terminal:
         os.write(self._master, keys)
 
     def read(self) -> bytes:
-        """What was written until now."""
+        """Returns what was written until now."""
         while select.select([self._master], [], [], 0)[0]:
             self.shown += os.read(self._master, 1 << 16)
         return self.shown
 
     def screen(self) -> list[str]:
-        """What is seen of a program that only moves the cursor to the beginning of lines, and writes whole lines.
+        """Returns what the terminal shows of a program that only moves the cursor to the beginning of lines, and writes
+        whole lines.
 
-        The lines are without colours and blanks at their ends. UNKNOWN stands for a line that was not written yet.
+        The lines are without colours, and without blanks at their ends. UNKNOWN stands for a line that was not written
+        yet.
         """
         columns, rows = self.size
         shown = self.read()
@@ -72,12 +74,12 @@ class Terminal:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows."""
+        """Returns columns and rows."""
         rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(self._slave, termios.TIOCGWINSZ, bytes(8)))
         return columns, rows
 
     def spoil(self) -> None:
-        """Forgets what is seen, as when another program writes to the terminal."""
+        """Forgets what the terminal shows, as when another program writes to it."""
         self._spoilt = len(self.read())
 
     def wait_for(self, text: bytes, after: int = 0) -> int:
@@ -94,11 +96,11 @@ class Terminal:
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def attributes(self) -> list[object]:
-        """How it is set: echo, lines and so on."""
+        """Returns the settings of the terminal: echo, line mode and so on."""
         return list(termios.tcgetattr(self._slave))
 
     def ended(self) -> int:
-        """Waits until the process has, and returns its exit status."""
+        """Waits until the process has ended, and returns its exit status."""
 
         def has_ended() -> bool:
             self.read()  # or it may wait for that
@@ -115,7 +117,7 @@ class Terminal:
 def terminal(
     command: Sequence[object], *, columns: int = 80, rows: int = 24, env: Mapping[str, str] | None = None
 ) -> Iterator[Terminal]:
-    """A terminal that a command, with its path, runs in while the block does."""
+    """Runs a command, given with its path, in a terminal during the block."""
     with contextlib.ExitStack() as stack:
         master, slave = pty.openpty()
         stack.callback(os.close, slave)

@@ -127,7 +127,7 @@ class Server(scripted.Server):
         return self.counters.execute(self.peer_of(request).held, request, self.limit(request))
 
     def reply(self, request: Request) -> bytes:
-        """Statistics are right whatever a test answers."""
+        """Answers. Statistics are right whatever a test answers."""
         if request.opcode >= Opcode.STATS:
             with self.lock:
                 return self.right_answer(request)
