@@ -82,7 +82,7 @@ async def goes_on(resource: Resource, visit: Visit, kept: Any, at: int) -> None:
     await loops.until(lambda: resource.agrees(visit), f"{visit.has} in use after interruption {at}")
     if kept is not None:
         has = await resource.has_kept(visit, kept)  # if not, the server may still have to see that the connection ended
-        await loops.until(lambda: resource.in_use(resource.OTHER) == has, f"{has:d} of the other after {at}")
+        await loops.until(lambda: resource.in_use(resource.OTHER) == has, f"the other agrees after interruption {at}")
     if not visit.has and not resource.IS_ALONE:
         await loops.until(lambda: resource.works(client), f"it works after interruption {at}")
 
