@@ -39,10 +39,10 @@ from counterd.protocols.smockron.wire import Status as Accounted
 from counterd.protocols.throttr.wire import Encoder, TTLType, ValueSize
 from kit import daemon
 from kit.certificates import client_context, server_context
+from kit.counters import make_store
 from kit.daemon import PATIENCE, wait_until
 from kit.jobs import Peer
 from kit.serving import Serving, serving
-from property.model import make_store
 
 if TYPE_CHECKING:
     import ssl

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from counterd.documents import PROBLEMS_MAX, DocumentError
 from counterd.protocols.counter._tables import TABLES
 from counterd.protocols.counter.limits import Limits, Rule, parse_limits
-from property.model import make_store
+from kit.counters import make_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,8 +20,8 @@ from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire
 from history import Closed, Operation, beanstalk, counter, sentinel, throttr
+from kit.counters import make_store, settle
 from kit.pump import START_NS, Pump
-from property.model import make_store, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable

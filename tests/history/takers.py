@@ -20,8 +20,8 @@ from history import Closed, Operation
 from history.counter import INVALID, NOT_ACQUIRED, NOT_AVAILABLE, NOT_FOUND, OK, Acquire, Get, Release
 from history.stays import Goodbye, Held, Resume
 from history.takes import CANCELLED, NS_PER_MS, Cancel, Settle, Take, items_of, part_of, parts_of, span
+from kit.counters import make_store
 from kit.pump import START_NS
-from property.model import make_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,8 +14,8 @@ import uvloop
 from counterd.net.admission import Limits
 from counterd.net.server import Server
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
+from kit.counters import make_store
 from kit.daemon import PATIENCE, wait_until
-from property.model import make_store
 
 if TYPE_CHECKING:
     import ssl

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from counterd.cluster.lease_protocol import partition_of
 from counterd.contract import Changes, CounterChange, CounterUpdate, Scope, Update
 from counterd.protocols.counter import leased_limits, wire
+from kit.counters import make_store
 from kit.pump import START_NS, Pump
-from property.model import make_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,6 @@ connection or a store in between. COUNTERD_EXAMPLES=50 looks fifty times as long
 from __future__ import annotations
 
 import itertools
-from collections import Counter as Tally
 from typing import Any
 
 from hypothesis import HealthCheck, assume, settings
@@ -16,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from counterd._core import siphash
 from counterd.protocols.counter import wire
+from kit.counters import KEY, TURNS_MAX, holders_of, make_store
 from kit.machine import examples
-from property.model import KEY, TURNS_MAX, UNMODELLED, Model, ModelSession, holders_of, make_store
+from property.counter_model import UNMODELLED, Model
 
 U32_MAX = 0xFFFFFFFF
 SESSIONS_MAX = 4
@@ -88,7 +88,7 @@ requests = st.one_of(
     releases,
     st.tuples(st.just("get"), opaques, names),
     st.tuples(st.just("raw"), dumps),
-    st.tuples(st.just("noop"), opaques),
+    st.tuples(st.sampled_from(["noop", "noop", "stats"]), opaques),
     st.tuples(st.just("raw"), st.integers(0, 7).flatmap(lambda rarely: misfits if rarely == 0 else st.just(b""))),
 )
 batches = st.one_of(
@@ -142,9 +142,7 @@ class CounterMachine(RuleBasedStateMachine):
         """The session is told something; the model checks what it says."""
         session, model, _ = pair
         self.now_ns += NS_PER_CALL
-        said = getattr(session, method)(*data, self.now_ns)
-        getattr(self.model, method)(model, said, session.more, *data)
-        assert (session.more, session.closing) == (model.more, model.closing)
+        self.model.follow(model, session, method, getattr(session, method)(*data, self.now_ns), *data)
 
     def drain(self, pair) -> None:
         for _ in range(TURNS_MAX):
@@ -244,44 +242,29 @@ class CounterMachine(RuleBasedStateMachine):
     def begin_drain(self, rarely: int) -> None:
         if rarely == 30:
             self.store.begin_drain()
-            self.model.draining = self.model.parting = True
+            self.model.begin_drain()
 
     @rule(rarely=st.integers(0, 30))
     def part(self, rarely: int) -> None:
         if rarely == 30:
             self.store.part()
-            self.model.parting = True
+            self.model.part()
 
     @rule(holdings=st.sampled_from([0, 1, 2, 5, 100]))
     def limit_holdings(self, holdings: int) -> None:
         self.store.limit_holdings(holdings)
-        self.model.per_connection = holdings or self.model.holdings_max
+        self.model.limit_holdings(holdings)
 
     # -- what is always so --
 
     @invariant()
     def agrees(self) -> None:
         self.store.audit()
-        expected = self.model.figures()
-        if any(session.more and session.dump is None for session in self.model.sessions):
-            del expected["command:dump"]  # one may have begun without a word
-        else:
-            assert sorted(self.store.outcomes()) == sorted((*key, n) for key, n in self.model.outcomes.items())
-        snapshot = self.store.snapshot()
-        assert {name: snapshot[name] for name in expected} == expected
-        assert self.store.next_deadline() == self.model.next_deadline()
+        self.model.agrees(self.store)
+        holding = {*self.model.sessions, *self.model.leaving}
         for name in COLLIDING:
             amounts = sorted(amount for _, amount, _ in holders_of(self.store, name))
-            assert amounts == sorted(held.holdings[name] for held in self.holding() if name in held.holdings)
-        leases = self.store.leases(self.model.holdings_max)
-        assert len(leases) == self.store.held()
-        assert sorted((name, amount) for _, name, amount, _ in leases) == sorted(
-            lease for held in self.holding() for lease in held.holdings.items()
-        )
-        assert all(self.store.holdings_of(number) == n for number, n in Tally(lease[0] for lease in leases).items())
-
-    def holding(self) -> set[ModelSession]:
-        return {*self.model.sessions, *self.model.leaving}
+            assert amounts == sorted(held.holdings[name] for held in holding if name in held.holdings)
 
     def teardown(self) -> None:
         """Everybody goes, and everything is given back, once."""

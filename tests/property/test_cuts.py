@@ -24,10 +24,11 @@ from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
 from counterd.protocols.smockron import wire as smockron
+from kit.counters import Client, frames_of, make_store, outputs, settle
 from kit.machine import examples
 from kit.permits import Permits
 from kit.pump import START_NS
-from property.model import Client, Model, frames_of, make_store, outputs, settle
+from property.counter_model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

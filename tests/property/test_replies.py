@@ -23,8 +23,8 @@ from counterd.protocols.counter import wire as counter
 from counterd.protocols.sentinel import wire as sentinel
 from counterd.protocols.smockron import wire as smockron
 from counterd.protocols.throttr import wire as throttr
+from kit.counters import make_store as make_counter
 from kit.pump import START_NS, UNIX_NS
-from property.model import make_store as make_counter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,10 +18,11 @@ from counterd.protocols import find_rooms
 from counterd.protocols.counter import wire
 from counterd.protocols.smockron import wire as smockron
 from counterd.protocols.smockron.rules import parse_rules
+from kit.counters import holders_of, make_store, settle
 from kit.machine import examples
 from kit.pump import START_NS, UNIX_NS
 from property import smockron_model
-from property.model import Model, holders_of, make_store, settle
+from property.counter_model import Model
 
 STEPS_MAX = 1000
 TABLES = {table.name: table for room in find_rooms() for table in room.tables()}

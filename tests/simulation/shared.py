@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 from counterd.cluster import lease_protocol
 from counterd.cluster.lease_policy import MARGIN, LeasePolicy
 from counterd.protocols.counter import leased_limits, wire
+from kit.counters import make_store
 from kit.lua_redis import LuaRedis
 from kit.pump import Pump
 from kit.shared_store import Request, SharedStore
 from kit.takes import Taker
-from property.model import make_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

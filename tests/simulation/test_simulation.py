@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.protocols.sentinel.wire import Status
+from kit import counters as counter
 from kit.machine import examples
-from simulation import counter, lent, run, sentinel, throttr
+from simulation import lent, run, sentinel, throttr
 from simulation import verdicts as takes
 from simulation.counter import CounterWorld
 from simulation.world import Violation
@@ -68,7 +69,10 @@ ANSWERS: dict[str, set[tuple[Any, Any]]] = {
         for word in words
     },
     "counter": {
-        *((counter.ACQUIRE, status) for status in (counter.OK, counter.INVALID, counter.NOT_AVAILABLE, counter.FULL)),
+        *(
+            (counter.ACQUIRE, status)
+            for status in (counter.OK, counter.INVALID, counter.NOT_AVAILABLE, counter.NO_MEMORY)
+        ),
         *((counter.RELEASE, status) for status in (counter.OK, counter.NOT_FOUND, counter.NOT_ACQUIRED)),
         *((counter.GET, status) for status in (counter.OK, counter.NOT_FOUND)),
         (counter.DUMP, counter.OK),

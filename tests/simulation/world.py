@@ -306,8 +306,8 @@ class World:
 
     # ---- the daemon's end of a connection ----
 
-    def took(self, what: str, link: Link, output: bytes) -> None:
-        """After a call of the session: as Connection.send and settle."""
+    def took(self, what: str, link: Link, output: bytes, *_data: bytes) -> None:
+        """After a call of the session, which was told the data: as Connection.send and settle."""
         self.answered(link, output)
         if output and not self.tells_figures:
             self.digest = crc32(output, self.digest)
@@ -347,7 +347,7 @@ class World:
             if link.lingering:
                 return
             link.bytes_fed += len(data)
-            self.took("receive", link, link.session.receive(data, self.now))
+            self.took("receive", link, link.session.receive(data, self.now), data)
         elif link.fin and not link.ended:
             link.ended = True
             if not link.lingering:

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from conformance import vectors
+from kit.counters import make_store
 from kit.pump import START_NS, Pump
-from property.model import make_store
 
 CASES = vectors.load("counter")
 

@@ -9,7 +9,7 @@ import pytest
 
 from counterd._core import siphash
 from counterd.protocols.counter import wire
-from property.model import (
+from kit.counters import (
     KEY,
     NO_MEMORY,
     NOT_ACQUIRED,

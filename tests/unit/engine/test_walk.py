@@ -13,7 +13,7 @@ import pytest
 from counterd.engine.walk import RankedWalk, percent_encoded
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._tables import CountersWalk
-from property.model import make_store
+from kit.counters import make_store
 
 NAMES_MAX = 4 << 20
 

@@ -15,7 +15,7 @@ from counterd.net.poller import Poller
 from counterd.net.server import Server
 from counterd.net.table import Entrance
 from counterd.protocols.counter import wire
-from property.model import OK, TURNS_MAX, Client, make_store
+from kit.counters import OK, TURNS_MAX, Client, make_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.net.sockets import Keepalive, open_tcp
 from kit.certificates import client_context, server_context
-from property.model import TURNS_MAX
+from kit.counters import TURNS_MAX
 from unit.net.fakes import Net, nets
 from unit.net.polled import ENDLESS_NS
 

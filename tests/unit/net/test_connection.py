@@ -18,8 +18,8 @@ from counterd.protocols.counter._session import CounterSession
 from counterd.protocols.counter._session import open_store as open_counters
 from counterd.protocols.throttr._session import open_store
 from counterd.protocols.throttr.wire import Attribute, Change, Encoder, TTLType, ValueSize
+from kit.counters import KEY, NO_MEMORY, Client, frames_of, make_store
 from native import build, load
-from property.model import KEY, NO_MEMORY, Client, frames_of, make_store
 from unit.net.fakes import FakeClock, Net, nets
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter._session import CounterSession, open_store
 from counterd.protocols.counter._store import CounterStore
 from counterd.protocols.sentinel import wire as tokens
-from property.model import KEY, TURNS_MAX, make_store
+from kit.counters import KEY, TURNS_MAX, make_store
 from unit.net.fakes import FakeClock, Net, nets
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._session import open_store
-from property.model import make_store
+from kit.counters import make_store
 from unit.net.fakes import Net, Peer, nets
 
 if TYPE_CHECKING:

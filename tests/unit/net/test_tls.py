@@ -22,7 +22,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter._session import open_store as open_counters
 from counterd.protocols.throttr._session import open_store
 from kit.certificates import certificate, client_context, server_context
-from property.model import TURNS_MAX
+from kit.counters import TURNS_MAX
 from unit.net.polled import ENDLESS_NS
 from unit.net.secured import Peer, Site, sites
 

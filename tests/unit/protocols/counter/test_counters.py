@@ -15,7 +15,7 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._session import open_store
-from property.model import (
+from kit.counters import (
     KEY,
     NO_MEMORY,
     NOT_ACQUIRED,
@@ -23,7 +23,7 @@ from property.model import (
     NOT_FOUND,
     OK,
     RECLAIM_STEPS,
-    SLICE_STEPS_MAX,
+    SLICE_STEPS,
     Client,
     acquire_all,
     figures,
@@ -424,7 +424,7 @@ def test_a_release_after_a_disconnect_counts_in_its_own_window() -> None:
 
 
 def test_the_sweep_runs_in_slices_once_around_the_ring() -> None:
-    count = 3 * SLICE_STEPS_MAX
+    count = 3 * SLICE_STEPS
     client = Client(make_store(count, 2 * count))
     store = client.store
     acquire_all(client, numbered(count))
@@ -436,7 +436,7 @@ def test_the_sweep_runs_in_slices_once_around_the_ring() -> None:
         freed = store.snapshot()["expired"]
         store.tick(1_000_000 + ticks * 500_000)
         ticks += 1
-        assert freed < store.snapshot()["expired"] <= freed + SLICE_STEPS_MAX
+        assert freed < store.snapshot()["expired"] <= freed + SLICE_STEPS
         assert store.snapshot()["gc_count"] == (store.next_deadline() == -1)
         release_all(client, numbered(count)[2 * ticks : 2 * ticks + 1])
     assert ticks >= 3
@@ -449,7 +449,7 @@ def test_the_sweep_runs_in_slices_once_around_the_ring() -> None:
 
 def test_requests_may_finish_a_sweep() -> None:
     """Acquires between two ticks can meet all that the sweep has left: the next sweep begins at its own time."""
-    count = SLICE_STEPS_MAX + 100
+    count = SLICE_STEPS + 100
     client = Client(make_store(count, 2 * count))
     store = client.store
     acquire_all(client, numbered(count))
@@ -499,7 +499,7 @@ def test_holdings_of_an_ended_connection_use_the_ledger_until_given_back() -> No
 
 
 def test_holdings_are_given_back_in_slices_in_the_order_of_the_ends() -> None:
-    count = 2 * SLICE_STEPS_MAX - 1
+    count = 2 * SLICE_STEPS - 1
     store = make_store(count, 3 * count)
     names = numbered(count)
     leavers = [Client(store), Client(store)]
@@ -520,7 +520,7 @@ def test_holdings_are_given_back_in_slices_in_the_order_of_the_ends() -> None:
             (first < 1) + (second < 1),
         ]
         store.tick(0)
-        assert given_back < store.snapshot()["given_back"] <= given_back + SLICE_STEPS_MAX
+        assert given_back < store.snapshot()["given_back"] <= given_back + SLICE_STEPS
         ticks += 1
     assert ticks >= 4
     assert figures(store, "given_back", "holdings_leaving", "holdings") == [2 * count, 0, 1]
@@ -554,7 +554,7 @@ def test_a_freed_session_gives_its_holdings_back() -> None:
 DROP_A_CYCLE = """
 import gc
 from counterd.protocols.counter import wire
-from property.model import make_store, settle
+from kit.counters import make_store, settle
 store = make_store()
 session = store.session()
 session.receive(wire.acquire(1, b"a", 1, 1), 0)

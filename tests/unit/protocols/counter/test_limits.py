@@ -13,8 +13,8 @@ from counterd.documents import DocumentError
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.limits import NAME_MAX, RULES_MAX, Limits, Rule, parse_limits
 from counterd.protocols.counter.wire import OnDeath, Permit, Rate, Shortage, Status
+from kit.counters import make_store
 from kit.takes import Desk, Taker
-from property.model import make_store
 from unit.protocols.counter.test_tables import listed
 
 MINUTE_US = 60_000_000

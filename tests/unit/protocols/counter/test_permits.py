@@ -15,8 +15,8 @@ import pytest
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.limits import parse_limits
 from counterd.protocols.counter.wire import Opcode, Permit, Rate, Status
+from kit.counters import holders_of, make_store
 from kit.pump import START_NS
-from property.model import holders_of, make_store
 
 LIMITS = parse_limits(b'{"permits": [{"name": "nobody asks for this", "maximum": 1}]}')
 NAMES = [b"a", b"eight by", b"n" * 17, b"longer than a record has room for itself", b"x" * 200]

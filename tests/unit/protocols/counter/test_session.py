@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.protocols.counter import wire
-from property.model import (
+from kit.counters import (
     BODY_MAX,
     INVALID,
     NO_MEMORY,
@@ -24,13 +24,13 @@ from property.model import (
     TEXTS,
     UNKNOWN,
     Client,
-    blocks_needed,
     frames_of,
     holders_of,
     make_store,
     outputs,
     settle,
 )
+from property.counter_model import blocks_needed
 
 if TYPE_CHECKING:
     from counterd.protocols.counter._store import CounterStore

@@ -6,8 +6,8 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Status, Stay
+from kit.counters import outputs
 from kit.takes import MS, Desk, Taker
-from property.model import outputs
 
 GRACE_MS = 5000
 RESUME_MAX = 60  # s

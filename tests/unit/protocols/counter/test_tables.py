@@ -12,9 +12,9 @@ import pytest
 
 from counterd.protocols.counter import ROOM, wire
 from counterd.protocols.counter._tables import HeldWalk, HoldersWalk, QueueWalk, WaitersWalk, WaitsWalk
+from kit.counters import OK, Client, holders_of, make_store, settle
 from kit.pump import START_NS
 from kit.takes import MS, Desk
-from property.model import OK, Client, holders_of, make_store, settle
 
 TABLES = {table.name: table for table in ROOM.tables()}
 MINUTE_US = 60_000_000

@@ -6,8 +6,8 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Shortage, Status
+from kit.counters import holders_of
 from kit.takes import MS, Desk, Taker
-from property.model import holders_of
 
 SECOND = 1_000_000  # us
 MOVES = 5  # one more than there are before a Take goes to the front
