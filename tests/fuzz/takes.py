@@ -1,8 +1,8 @@
 """Takes keep their promises for any requests, in any order; and raw bytes in the extensions' requests break nothing.
 
-The input is what the property test's history is drawn from (property/takes_model.py). Between its steps there are
-raw frames, to which the engine has to reply with something, or nothing. If the last byte is above 127, the server
-has limits, which change."""
+The input is what the history of the property test is drawn from (property/takes_history.py). Between its steps there
+are raw frames, to which the engine has to reply with something, or nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import OnDeath, Permit, Rate
 from fuzz.stream import Source, fenced
 from kit.takes import Desk
-from property.takes_model import History, LimitedHistory
+from property.takes_history import History
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +42,20 @@ class Drawn(Source):
     def randint(self, least: int, most: int) -> int:
         return least + self.byte() % (most - least + 1)
 
+    def randrange(self, end: int) -> int:
+        return int(self.random() * end)
+
+    def getrandbits(self, bits: int) -> int:
+        return int.from_bytes(self.take(2), "little") % (1 << bits)
+
+    def choices(self, options: Sequence[Any], weights: Sequence[float]) -> list[Any]:
+        left = self.random() * sum(weights)
+        for option, weight in zip(options, weights, strict=True):
+            left -= weight
+            if left < 0:
+                return [option]
+        return [options[-1]]
+
     def sample(self, options: Sequence[Any], count: int) -> list[Any]:
         left = list(options)
         return [left.pop(self.byte() % len(left)) for _ in range(count)]
@@ -50,8 +64,7 @@ class Drawn(Source):
 def one_input(data: bytes) -> None:
     """Plays the input; raises on any violation."""
     source = Drawn(data)
-    kind = LimitedHistory if data[-1:] > b"\x7f" else History
-    history, others = kind(source), Desk()
+    history, others = History(source), Desk()
     others.pump.cut = lambda frame: map(fenced, source.pieces(frame))
     others.store.limit_stays(1)
     for _ in range(STEPS_MAX):

@@ -1,4 +1,4 @@
-"""Random Takes keep their promises (takes_model.py), and keys are served as fairly as by an ideal fair queue."""
+"""Random Takes keep their promises (takes_history.py), and keys are served as fairly as by an ideal fair queue."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Permit, Status
 from kit.machine import examples
 from kit.takes import MS, Desk, Taker
-from property.takes_model import History, LimitedHistory
+from property.takes_history import History
 
 STEPS = 60
 
 
-@pytest.mark.parametrize("kind", [History, LimitedHistory])
-@pytest.mark.parametrize("block", range(4))
-def test_promises_of_random_takes(block: int, kind: type[History]) -> None:
+@pytest.mark.parametrize("block", range(8))
+def test_promises_of_random_takes(block: int) -> None:
     for seed in range(examples(60)):
-        history = kind(random.Random(1000 * block + seed))
+        history = History(random.Random(1000 * block + seed))
         for _ in range(STEPS):
             history.step()
         history.end()

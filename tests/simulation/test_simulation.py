@@ -13,8 +13,8 @@ import pytest
 from counterd.protocols.sentinel.wire import Status
 from kit import counters as counter
 from kit.machine import examples
+from property import takes_model as takes
 from simulation import lent, run, sentinel, throttr
-from simulation import verdicts as takes
 from simulation.counter import CounterWorld
 from simulation.world import Violation
 
@@ -81,7 +81,7 @@ ANSWERS: dict[str, set[tuple[Any, Any]]] = {
         *(("lent", how) for how in (True, False, "again")),
         *(("waits", how) for how in (True, False, "given up")),
         *(("settled", granted) for granted in (True, False)),
-        *(("take", status) for status in (takes.OK, takes.NOT_AVAILABLE, takes.FULL)),
+        *(("take", status) for status in (counter.OK, counter.NOT_AVAILABLE, takes.FULL)),
         *((b"put-limited", word) for word in (lent.Status.INSERTED, lent.Status.DRAINING, lent.Status.INTERNAL_ERROR)),
         *((b"reserve", word) for word in (lent.Status.RESERVED, lent.Status.DEADLINE_SOON, lent.Status.TIMED_OUT)),
         *((b"reserve-job", word) for word in (lent.Status.RESERVED, lent.Status.NOT_FOUND)),
@@ -107,18 +107,18 @@ ANSWERS: dict[str, set[tuple[Any, Any]]] = {
         *(("keeper", "ready"), ("keeper", "dropped")),
     },
     "takes": {
-        *((takes.ACQUIRE, status) for status in (takes.OK, takes.NOT_AVAILABLE, takes.FULL)),
-        *((takes.RELEASE, status) for status in (takes.OK, takes.NOT_FOUND, takes.NOT_ACQUIRED)),
-        *((takes.TAKE, status) for status in (takes.OK, takes.NOT_FOUND, takes.INVALID, takes.NOT_AVAILABLE)),
+        *((counter.ACQUIRE, status) for status in (counter.OK, counter.NOT_AVAILABLE, takes.FULL)),
+        *((counter.RELEASE, status) for status in (counter.OK, counter.NOT_FOUND, counter.NOT_ACQUIRED)),
+        *((takes.TAKE, status) for status in (counter.OK, counter.NOT_FOUND, counter.INVALID, counter.NOT_AVAILABLE)),
         *((takes.TAKE, status) for status in (takes.CANCELLED, takes.FULL)),
-        *((takes.CANCEL, status) for status in (takes.OK, takes.NOT_FOUND, takes.INVALID)),
-        *((takes.SETTLE, status) for status in (takes.OK, takes.NOT_FOUND, takes.INVALID, takes.FULL)),
-        *((takes.RESUME, status) for status in (takes.OK, takes.NOT_FOUND, takes.INVALID, takes.NOT_AVAILABLE)),
-        *((opcode, takes.OK) for opcode in (takes.GOODBYE, takes.WHO, takes.HELD)),
-        *((opcode, takes.INVALID) for opcode in (takes.GOODBYE, takes.WHO, takes.HELD)),
-        *(("late", status) for status in (takes.OK, takes.NOT_FOUND, takes.CANCELLED, takes.FULL)),
-        *(("late", (takes.NOT_AVAILABLE, text)) for text in (takes.TEXTS[takes.NOT_AVAILABLE], takes.DRAINING)),
-        ("late", (takes.NOT_AVAILABLE, takes.OVER)),
+        *((takes.CANCEL, status) for status in (counter.OK, counter.NOT_FOUND, counter.INVALID)),
+        *((takes.SETTLE, status) for status in (counter.OK, counter.NOT_FOUND, counter.INVALID, takes.FULL)),
+        *((takes.RESUME, status) for status in (counter.OK, counter.NOT_FOUND, counter.INVALID, counter.NOT_AVAILABLE)),
+        *((opcode, counter.OK) for opcode in (takes.GOODBYE, takes.WHO, takes.HELD)),
+        *((opcode, counter.INVALID) for opcode in (takes.GOODBYE, takes.WHO, takes.HELD)),
+        *(("late", status) for status in (counter.OK, counter.NOT_FOUND, takes.CANCELLED, takes.FULL)),
+        *(("late", (counter.NOT_AVAILABLE, text)) for text in (takes.TEXTS[counter.NOT_AVAILABLE], takes.DRAINING)),
+        ("late", (counter.NOT_AVAILABLE, takes.OVER)),
         *(("resumed", how) for how in ("kept", "open", "at first", "again", "cancelled")),
         *(("charge", end) for end in ("refunded", "expired", "dropped")),
         *(("grace", "over"), ("dropped", "posted"), ("daemon", "killed")),

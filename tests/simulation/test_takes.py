@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.protocols.counter import wire
+from property.takes_both import Both
+from property.takes_model import Books, Bucket
+from property.takes_turns import Shares
 from simulation import run
-from simulation.shares import Books, Bucket, Shares
 from simulation.takes import TakesWorld
 from simulation.world import MS
 
@@ -30,9 +32,9 @@ def wrap(patch: pytest.MonkeyPatch, owner: type, name: str, around: Callable[...
 
 def a_permit_is_given_back_by_nobody(patch: pytest.MonkeyPatch) -> None:
     def step(before: Any, world: Any, *args: Any) -> None:
-        for party in world.books.parties:
-            if world.steps % 20 == 0 and party.link is not None and party.held and not party.link.session.more:
-                party.link.session.receive(wire.release(0, next(iter(party.held)), 1), world.now)
+        for party in world.both.books.parties:
+            if world.steps % 20 == 0 and party.client is not None and party.held and not party.client.session.more:
+                party.client.session.receive(wire.release(0, next(iter(party.held)), 1), world.now)
         before(world, *args)
 
     wrap(patch, TakesWorld, "step", step)
@@ -40,12 +42,12 @@ def a_permit_is_given_back_by_nobody(patch: pytest.MonkeyPatch) -> None:
 
 def waits_end_early(patch: pytest.MonkeyPatch) -> None:
     """In the books no wait has come to its end yet."""
-    wrap(patch, TakesWorld, "refusals", lambda _before, _world, _waits, _gone: {})
+    wrap(patch, Both, "refusals", lambda _before, _both, _waits, _gone: {})
 
 
 def numbers_begin_anew(patch: pytest.MonkeyPatch) -> None:
     """With each daemon."""
-    wrap(patch, TakesWorld, "number", lambda before, world, at, number: before(world, at, number % (1 << 20) + 1))
+    wrap(patch, Both, "number", lambda before, both, at, number: before(both, at, number % (1 << 20) + 1))
 
 
 def a_reply_is_lost(patch: pytest.MonkeyPatch) -> None:

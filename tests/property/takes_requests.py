@@ -1,21 +1,22 @@
-"""What clients of the world of Takes ask: by themselves, at random, knowing only what they were told.
+"""What clients that take ask: by themselves, at random, knowing only what they were told.
 
 An Asker makes the requests of all clients. Those that have gone leave their tokens to those that come.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.counter import wire
-from simulation.shares import Item, Pace
-from simulation.verdicts import ACQUIRE, CANCEL, GET, GOODBYE, HELD, RELEASE, RESUME, SETTLE, TAKE, WHO
+from kit.counters import ACQUIRE, GET, RELEASE
+from property.takes_model import CANCEL, GOODBYE, HELD, RESUME, SETTLE, TAKE, WHO, Item, Pace, Sizes
 
 if TYPE_CHECKING:
     import random
 
-    from simulation.shares import Party, Sizes
+    from property.takes_model import Party, Wait
 
 WAITS_MS = (0, 0, 1, 30, 500, 5_000, 20_000)
 GRACES_MS = (1, 30, 500, 5_000)
@@ -29,6 +30,7 @@ PERIOD_US = 100_000
 PACES = (Pace(7, PERIOD_US, 3), Pace(1000, 1_000_000, 200), Pace(1, 40_000, 1), Pace(3, 20_000_000, 9))
 TITLES = ("billing-3", "x", "Zähler", "n" * 64)
 BAD_NAMES = (b"", b"\n", b"\xff", b"n" * 65)
+SHARES = ((100, 100), (50, 100), (20, 60))  # in percent: of a peer elsewhere, and on this machine
 
 
 @dataclass(eq=False)
@@ -63,12 +65,20 @@ class Request:
 
 @dataclass(eq=False)
 class Client:
-    """party, waits, owed and title are the world's: who it is to the server, its Takes that wait, and those that have
-    ended and are yet to be answered. The rest is what the client knows: what it holds, what it may settle."""
+    """One connection. The first fields are those of takes_both.py: who it is to the server, what was sent and is not
+    executed or answered yet, its Takes that wait, and those that have ended and are yet to be answered. fed: bytes that
+    the server has read. executed: requests. hangs_up: it sends nothing more. The rest is what the client knows: what it
+    holds, what it may settle."""
 
+    session: Any = None
     party: Party | None = None
-    waits: dict[int, Any] = field(default_factory=dict)
+    todo: deque[Request] = field(default_factory=deque)
+    waits: dict[int, Wait] = field(default_factory=dict)
     owed: dict[int, Any] = field(default_factory=dict)
+    sent: int = 0
+    fed: int = 0
+    executed: int = 0
+    hangs_up: bool = False
     title: str = ""
     asked: int = 0
     known: dict[bytes, int] = field(default_factory=dict)
@@ -76,6 +86,9 @@ class Client:
     takes: list[int] = field(default_factory=list)  # opaques of its Takes
     token: bytes = b""
     presented: tuple[bytes, int] | None = None  # a token, with the number of the attempt, until that is answered
+
+    def __str__(self) -> str:
+        return f"connection {self.party.number if self.party else 0}"
 
     def said_goodbye(self) -> None:
         self.known.clear()
@@ -104,11 +117,22 @@ class Client:
 class Asker:
     """The names that there are, and what becomes of the tokens of clients that go."""
 
-    def __init__(self, draw: random.Random, sizes: Sizes, *, tight: bool, narrow: bool) -> None:
+    def __init__(self, draw: random.Random, shares: tuple[int, int]) -> None:
         self.draw = draw
-        self.sizes = sizes
-        self.tight = tight
-        self.narrow = narrow
+        # tight: there is little of everything, and a connection has one Take that waits at most. narrow: who does not
+        # read is dropped soon, and only permits are waited for. So it can be told from outside what was granted.
+        self.tight = tight = draw.random() < 0.25
+        self.narrow = not tight and draw.random() < 0.2
+        self.sizes = Sizes(
+            buckets=draw.choice((3, 6, 10)) if tight else 256,
+            holdings=draw.choice((4, 8, 20)) if tight else 20_000,
+            per_connection=draw.choice((0, 1, 3)) if tight else 0,
+            waiters=draw.choice((1, 4, 16)) if tight else 64,
+            waiters_per_connection=draw.choice((0, 2, 10)),
+            settle_s=draw.choice((1, 3, 3600)),
+            resume_s=draw.choice((0, 1, 5, 5)),
+            shares=shares,
+        )
         count = draw.choice((1, 2, 4))
         long = b"l" * draw.choice((1, 40, 300))
         self.plain = [b"p%d" % number for number in range(count)]
@@ -129,6 +153,18 @@ class Asker:
             self.plain, self.priorities = self.plain[:1], (0,)
         self.told: set[bytes] = set()  # rates of the server, since the last reload
         self.heirs: list[tuple[bytes, int]] = []  # tokens of those that have gone, with the number of the attempt
+
+    def batch(self, client: Client, count: int) -> bytes:
+        """So many requests, which are noted as sent."""
+        requests = [self.request(client) for _ in range(count)]
+        for request in requests:
+            self.note(client, request)
+        return b"".join(request.data for request in requests)
+
+    def note(self, client: Client, request: Request) -> None:
+        client.sent += len(request.data)
+        request.end = client.sent
+        client.todo.append(request)
 
     def request(self, client: Client) -> Request:
         draw = self.draw
@@ -161,7 +197,9 @@ class Asker:
 
     def nonsense(self, client: Client) -> Request:
         client.asked += 1
-        return Request(GET, client.asked, b"\x91" + wire.get(client.asked, b"n")[1:12], is_bad=True)
+        request = Request(GET, client.asked, b"\x91" + wire.get(client.asked, b"n")[1:12], is_bad=True)
+        self.note(client, request)
+        return request
 
     def leave(self, client: Client) -> None:
         """It goes, and may come back; more than once if it does not know what became of an attempt."""
