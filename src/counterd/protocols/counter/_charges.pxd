@@ -31,7 +31,7 @@ cdef inline void charge_apply(Takes* takes, const Charge* charge, uint32_t used,
         return
     if rate_is_full(&rate, &pace, now_ns):
         rate.state.full_since = takes.state.grant
-    if used < charge.amount and rate.state.full_since >= charge.grant:
+    if used == charge.amount or used < charge.amount and rate.state.full_since >= charge.grant:
         return
     rate_adjust(&rate, &pace, charge.amount, used, now_ns)
     if flags & FLAG_SHARED and (used > charge.amount or not charge.is_alone):
