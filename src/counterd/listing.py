@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from counterd.settings import choice, integer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from counterd.settings import Reader
 
@@ -96,11 +96,12 @@ class Table:
     name: only letters; no other protocol may have a table with this name.
     sorts: the values of the parameter `sort`. Each sorts the largest value first. The first value is the default. If it
         is empty, the table has no order.
-    parameters: the names of further parameters besides `match`, `sort` and `limit`. If sorts is empty, the first
-        parameter is required. For the parameter `connection`, people write the ID of a connection. `control` converts
-        it to the engine's number.
-    open: begins a walk through a store. Its parameters are strings, with one character for each byte of a name
-        (latin-1). Raises ValueError, with a message for people, if a parameter is unknown, missing or wrong.
+    walk: begins a walk through a store. Its further arguments are the parameters, by name, without those that are not
+        given. `sort` is the index of an order.
+    parameters: readers of further parameters besides `match`, `sort` and `limit`, by name. If sorts is empty, the first
+        parameter is required, unless it is `match`. For the parameter `connection`, people write the ID of a
+        connection. `control` converts it to the engine's number.
+    has_match: whether a table with sorts has the parameter `match`.
     metrics: the figures of each of the first ROWS_MAX rows, in the default order. The key of a figure is the name of a
         column. The first column becomes a label: it has a name that no other row has.
     """
@@ -109,9 +110,26 @@ class Table:
     help: str
     columns: tuple[Column, ...]
     sorts: tuple[str, ...]
-    open: Callable[[Any, Mapping[str, str]], Walk]
-    parameters: tuple[str, ...] = ()
+    walk: Callable[..., Walk]
+    parameters: Mapping[str, Reader] = field(default_factory=dict)
+    has_match: bool = True
     metrics: tuple[Figure, ...] = ()
+
+    def open(self, store: Any, parameters: Mapping[str, str]) -> Walk:
+        """Begins a walk through a store.
+
+        parameters: as strings, with one character for each byte of a name (latin-1). Raises ValueError, with a message
+        for people, if a parameter is unknown, missing or wrong.
+        """
+        readers: dict[str, Reader] = {"match": name_of_bytes} if self.sorts and self.has_match else {}
+        readers |= self.parameters
+        if self.sorts:
+            readers["sort"] = lambda text: self.sorts.index(choice(*self.sorts)(text))
+        readers["limit"] = integer(1, ROWS_MAX)
+        is_detail = not self.sorts and "match" not in readers
+        defaults = {"limit": ROWS_MAX} if is_detail else {**dict.fromkeys(readers), "limit": ROWS}
+        values = read_parameters(parameters, readers, defaults)
+        return self.walk(store, **{name: value for name, value in values.items() if value is not None})
 
 
 def name_of_bytes(text: str) -> bytes:
@@ -120,16 +138,6 @@ def name_of_bytes(text: str) -> bytes:
         return text.encode("latin-1")
     except UnicodeEncodeError:
         raise ValueError("expected bytes, percent-encoded") from None
-
-
-def ranked_parameters(parameters: Mapping[str, str], sorts: Sequence[str]) -> tuple[bytes, str, int]:
-    """Reads (match, sort, limit): the parameters of a table that has sorts. Raises ValueError."""
-    values = read_parameters(
-        parameters,
-        {"match": name_of_bytes, "sort": choice(*sorts), "limit": integer(1, ROWS_MAX)},
-        {"match": b"", "sort": sorts[0], "limit": ROWS},
-    )
-    return values["match"], values["sort"], values["limit"]
 
 
 def read_parameters(

@@ -16,7 +16,7 @@ from typing import Any
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel._session import SentinelSession
 from counterd.protocols.sentinel._store import SentinelStore
-from counterd.protocols.sentinel._tables import TokensWalk
+from counterd.protocols.sentinel._tables import TABLES
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
 from counterd.protocols.sentinel.wire import MessageType, Status
 from fuzz.stream import Source, fenced
@@ -44,6 +44,7 @@ VALUES += [b"\6\2", b"\3\xff\xf0\0\0\0\0\0\1", b"\4\x7f\xff\xff\xff", b"\4\x7f\x
 STEPS_NS = [1, MS, 99 * MS, 100 * MS, 250 * MS, SECOND, 3600 * SECOND, 10**17]
 LEASES = {11: (500, 200, 0), 12: (1000, 1500, 1), 13: (400, 3000, 2)}
 END_NS = 1 << 61
+TOKENS_TABLE, _ = TABLES
 
 
 def rate(flow_id: int, namespace: str, count: float, kind: int, shape: tuple[int, int]) -> FlowRule:
@@ -170,7 +171,7 @@ class Room:
         model.now_ns = self.now_ns
         if self.store.held() == len(model.tokens):
             return
-        walk = TokensWalk(self.store, b"", 1000, "held", 0)
+        walk = TOKENS_TABLE.open(self.store, {"limit": "1000"})
         while not walk.step():
             pass
         there = {int(row[0]) for row in walk.rows()}

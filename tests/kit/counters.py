@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._session import open_store
-from counterd.protocols.counter._tables import HoldersWalk
+from counterd.protocols.counter._tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from counterd._core import Session, Store
     from counterd.protocols.counter._store import CounterStore
 
+(HOLDERS,) = (table for table in TABLES if table.name == "holders")
 KEY = bytes(range(16))
 
 # The engine's bounds that can be seen from outside: _core.pxd says why each is what it is.
@@ -64,7 +65,7 @@ def make_store(
 
 def holders_of(store: CounterStore, name: bytes) -> list[tuple[int, int, int]]:
     """(connection, amount, since in tenths of a second) of all that hold of a counter, who came last first."""
-    walk = HoldersWalk(store, name, 1 << 30)
+    walk = HOLDERS.walk(store, 1 << 30, name=name)
     while not walk.step():
         pass
     return [row[:3] for row in walk.rows()]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.counter._session import open_store
-from counterd.protocols.counter._tables import WaitersWalk
+from counterd.protocols.counter._tables import TABLES
 from counterd.protocols.counter.limits import parse_limits
 from kit.counters import ACQUIRE, INVALID, NOT_AVAILABLE, NOT_FOUND, OK
 from property.takes_model import (
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 TICK = 1 << 20  # ns, of the engine's wheels
 UNIX_NS = 1_700_000_000 * SECOND
 ROWS = 1000
+(WAITERS,) = (table for table in TABLES if table.name == "waiters")
 LABEL_MAX = 31  # bytes of a key that the table shows
 
 _HEADER = struct.Struct(">BBBBII").unpack_from
@@ -423,7 +424,7 @@ class Both:
         """The engine's table of who waits, by serial. Empty without asking if nobody does."""
         if not self.books.waits:
             return {}
-        walk = WaitersWalk(self.store, b"", ROWS, "age")
+        walk = WAITERS.walk(self.store, ROWS)
         while not walk.step():
             pass
         return {row[0]: row for row in walk.rows()}

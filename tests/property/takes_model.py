@@ -350,7 +350,7 @@ class Books:
         self.charges.remove(charge)
         bucket, taken = self.bucket(charge.item.name), charge.item.amount
         bucket.look(charge.pace, self.now)
-        if used > taken or used < taken and bucket.fulls == charge.fulls:
+        if used > taken or (used < taken and bucket.fulls == charge.fulls):
             bucket.move(charge.pace, used - taken, self.now)
 
     def release(self, party: Party, name: bytes, amount: int) -> None:

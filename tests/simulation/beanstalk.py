@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.beanstalk import timing, wire
 from counterd.protocols.beanstalk._session import open_store
-from counterd.protocols.beanstalk._tables import ReservedWalk
+from counterd.protocols.beanstalk._tables import TABLES
 from property.beanstalk_model import FOREVER
 from simulation.disk import MOODS, UNIX_NS, Disk
 from simulation.queues import ORPHANED, Books, Client, Task
@@ -38,6 +38,7 @@ PROMISED = {
     "put", "put-unique", "delete", "release", "bury", "touch", "kick", "kick-job", "clear-tube", "limit-reserves",
 }  # fmt: skip
 JOBS_ENOUGH = 150
+_, RESERVED = TABLES
 COMPARED_EVERY = 64
 GARBAGE = {"what": b"UNKNOWN_COMMAND\r\n", "delete": b"BAD_FORMAT\r\n", "put 1 2 x 4": b"BAD_FORMAT\r\n"}
 # What clients ask, and how often.
@@ -433,7 +434,7 @@ class BeanstalkWorld(World):
         return wire.read_dictionary(body_of(reply)) if reply.startswith(b"OK") else None
 
     def reserved_by(self, number: int) -> set[int]:
-        walk = ReservedWalk(self.store, self.links[number].session.number, 1000)
+        walk = RESERVED.open(self.store, {"connection": str(self.links[number].session.number)})
         while not walk.step():
             pass
         return {int(row[0]) for row in walk.rows()}

@@ -22,7 +22,7 @@ from counterd.protocols.beanstalk._session import open_store as open_jobs
 from counterd.protocols.beanstalk.wire import Status
 from counterd.protocols.counter import wire as permits
 from counterd.protocols.counter._session import open_store as open_counters
-from counterd.protocols.counter._tables import WaitersWalk
+from counterd.protocols.counter._tables import TABLES
 from counterd.protocols.counter.limits import parse_limits
 from simulation.disk import MOODS, UNIX_NS, Disk
 from simulation.world import MS, SECOND, US, Violation, World
@@ -34,6 +34,7 @@ MAXIMUMS = {b"one": 1, b"two": 2, b"n" * 60: 3}
 TUBES = (b"default", b"a")
 RETRY_NS = 105 * MS  # after which jobs try again: 0.1 s, and a tick of the engine's wheel that is late
 JOBS_ENOUGH = 60
+(WAITERS,) = (table for table in TABLES if table.name == "waiters")
 COMPARED_EVERY = 8
 OK = permits.Status.NO_ERROR
 ENDS = {b"delete", b"release", b"bury"}
@@ -419,7 +420,7 @@ class LentWorld(World):
 
     def claim_awake(self, total: Tally[bytes]) -> None:
         """Nobody waits for a permit that is there: neither jobs nor clients."""
-        walk = WaitersWalk(self.counters, b"", 1000, "age")
+        walk = WAITERS.walk(self.counters, 1000)
         while not walk.step():
             pass
         rows = walk.rows()

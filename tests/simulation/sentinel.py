@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.protocols.sentinel._session import SentinelSession
 from counterd.protocols.sentinel._store import SentinelStore
-from counterd.protocols.sentinel._tables import TokensWalk
+from counterd.protocols.sentinel._tables import TABLES
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
 from counterd.protocols.sentinel.wire import Status
 from property.sentinel_model import LIMITER, MS, NAMESPACES_MAX, TICK_NS, reply
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 KINDS = {"request": ACQUIRE, "release": RELEASE, "keep": KEEP}
 CALLS_MAX = 1024
+TOKENS, _ = TABLES
 BATCH_MAX = 256
 SURE = 500  # tokens that a slice of a sweep comes through in any case
 FILLING = FlowRule("shop", 900, "all", 0, 1e12, 1, 10, 1000, 2000, 2000, 0)
@@ -560,7 +561,7 @@ class SentinelWorld(SentinelClients):
 
     def rows(self) -> dict[int, tuple[Any, ...]]:
         """All tokens of the store."""
-        walk = TokensWalk(self.store, b"", self.tokens_max, "held", 0)
+        walk = TOKENS.walk(self.store, self.tokens_max)
         while not walk.step():
             pass
         return {int(row[0]): (int(row[1]), *row[2:]) for row in walk.rows()}

@@ -1,5 +1,5 @@
-"""Walks for people, in slices. A walk finds the highest-ranking records of a table that match, or the holdings of a
-connection. percent_encoded() makes text of the names in its rows.
+"""Walks for people, in slices. A walk finds the highest-ranking records of a table that match, or the entries of a
+list, such as the holdings of a connection. percent_encoded() makes text of the names in its rows.
 
 Floor 1 (ARCHITECTURE.md). This file does no I/O and has no clock. A slice is an amount of counted work, not a number of
 records, because a long name takes as long as a thousand short names.
@@ -16,7 +16,6 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport Store
 from counterd.engine.connections cimport connection_check
-from counterd.engine.debug cimport debug_check
 from counterd.engine.permits cimport Holding, permit_at
 from counterd.engine.table cimport RECORD_USED, Record, name_blocks, name_bytes, name_read, record_at, record_name
 
@@ -28,10 +27,12 @@ cdef extern from *:
 
 cdef enum:
     NAME_MAX = 65535
+    NAMES_MAX = 4194304     # bytes of the names of all rows, because the answer is sent in one piece
     # Work is counted in units of some 8 ns. A step begins nothing new after STEP_WORK, 0.1 ms. The search through one
     # of the longest names, begun before, can take as long again.
     STEP_WORK = 12288
     MATCH_WORK = 3
+    ROW_WORK = 40           # of making a row
     HEAP_WORK = 8           # of entering the heap, and of sorting each of its entries
     BYTES_SHIFT = 3         # searching or copying eight bytes of a name is one unit
 
@@ -79,51 +80,86 @@ cdef void heap_sort(Ranked* heap, uint32_t size) noexcept nogil:
         heap[size] = lowest
 
 
-cdef class RankedWalk:
-    """Counts all matching records of a table, and makes rows of the highest-ranking records.
+cdef class Walk:
+    """Makes the rows of a table, in steps. Its arguments are the parameters of the table (listing.Table).
 
-    A subclass sets `table`, a table of the store. A subclass may rank other cells than records: then it has its own
-    last(), visit() and take(). needle: bytes that a name has to contain; b"" matches all names. limit: the largest
-    number of rows, at least 1; there are fewer rows if their names together exceed NAMES_MAX.
+    limit: the largest number of rows, at least 1; there are fewer if their names together exceed NAMES_MAX. match:
+    bytes that a name has to contain; b"" matches all names. sort: the index of an order. connection: the engine's
+    number of a connection. A subclass does the work in go_on(), and may have further parameters.
     """
 
-    def __cinit__(self, Store store not None, bytes needle not None, uint32_t limit, *_):
+    def __cinit__(
+        self, Store store not None, uint32_t limit, *, bytes match not None=b"", uint32_t sort=0,
+        bytes name not None=b"", uint32_t connection=0, **_others,
+    ):
         if limit == 0:
             raise ValueError("limit must be at least 1")
-        self.store = store
-        self.needle = needle
-        self.capacity = limit
-        self.position = 1
+        connection_check(connection)
+        self.store, self.limit, self.match, self.sort = store, limit, match, sort
+        self.name, self.connection = name, connection
         self.names_left = NAMES_MAX
         self.found = []
-        self.best = <Ranked*>PyMem_RawMalloc(limit * sizeof(Ranked))
-        self.name = <uint8_t*>PyMem_RawMalloc(NAME_MAX)
-        if self.best == NULL or self.name == NULL:
-            raise MemoryError("no room for a walk")
-
-    def __dealloc__(self):
-        PyMem_RawFree(self.best)
-        PyMem_RawFree(self.name)
-
-    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
-        """Sets *rank for a record that is in use. Returns False if the record must not be listed."""
-        return False
-
-    cdef tuple row(self, bytes name, const Record* record):
-        """Returns the row of a record."""
-        return ()
 
     def step(self):
         """Continues for at most 250 us, within a call of the store. Returns True when the rows are ready."""
         with self.store:
+            self.work = STEP_WORK
             return self.go_on()
 
+    def rows(self):
+        """Returns the rows.
+
+        Each row shows its entry as it was when it was read. Call this after step() has returned True.
+        """
+        return self.found
+
     cdef bint go_on(self) except -1:
-        self.work = STEP_WORK
+        """Does `work`. Sets `found` and `total`. Returns True when the rows are ready."""
+        return True
+
+    cdef bint room_for(self, const Table* table, const Record* record) noexcept:
+        """Counts the bytes of the row's name. Returns False if the names together are too long."""
+        self.names_left -= record.name_size
+        self.work -= BLOCK_WORK * name_blocks(table, record.name_size) + (record.name_size >> BYTES_SHIFT)
+        return self.names_left >= 0
+
+
+cdef class RankedWalk(Walk):
+    """Counts all matching records of a table, and makes rows of the highest-ranking records.
+
+    A subclass sets `table`, a table of the store. A subclass may rank other cells than records: then it has its own
+    last() and find().
+    """
+
+    def __cinit__(self, Store store not None, uint32_t limit, **_parameters):
+        self.position = 1
+        self.best = <Ranked*>PyMem_RawMalloc(limit * sizeof(Ranked))
+        self.buffer = <uint8_t*>PyMem_RawMalloc(NAME_MAX)
+        if self.best == NULL or self.buffer == NULL:
+            raise MemoryError("no room for a walk")
+
+    def __dealloc__(self):
+        PyMem_RawFree(self.best)
+        PyMem_RawFree(self.buffer)
+
+    cdef bint rank(self, uint32_t number, const Record* record, uint64_t* rank) noexcept:
+        """Sets *rank for a record that is in use. Returns False if the record must not be listed."""
+        return False
+
+    cdef tuple row(self, uint32_t number, const Record* record, bytes name):
+        """Returns the row of a record."""
+        return ()
+
+    cdef bint go_on(self) except -1:
+        cdef Record* record
+        cdef uint64_t rank
+        cdef uint32_t number
         while not self.is_sorted and self.position <= self.last():
             if self.work <= 0:
                 return False
-            self.visit(self.position)
+            self.work -= 1
+            if self.find(self.position, &rank):
+                self.offer(self.position, rank)
             self.position += 1
         if not self.is_sorted:
             if self.work <= 0:
@@ -131,19 +167,31 @@ cdef class RankedWalk:
             heap_sort(self.best, self.size)
             self.work -= HEAP_WORK * self.size
             self.is_sorted = True
-        while self.taken < self.size:
+        while self.taken < self.size and self.names_left >= 0:
             if self.work <= 0:
                 return False
-            self.take(self.best[self.taken].number)
+            number = self.best[self.taken].number
             self.taken += 1
+            self.work -= ROW_WORK
+            record = self.find(number, &rank)
+            if record and self.room_for(self.table, record):
+                row = self.row(number, record, name_bytes(self.table, record))
+                self.found.append((<uint64_t>0xffffffffffffffff - rank, number, row))
         return True
 
     cdef uint32_t last(self) noexcept:
         """Returns the number of the last record to visit."""
         return self.table.pool.fresh
 
+    cdef Record* find(self, uint32_t number, uint64_t* rank) noexcept:
+        """Returns the record with this number, and sets *rank. Returns NULL if it must not be listed."""
+        cdef Record* record = record_at(self.table, number)
+        if record.flags & RECORD_USED and self.rank(number, record, rank) and self.matches(record):
+            return record
+        return NULL
+
     cdef bint matches(self, Record* record) noexcept:
-        cdef size_t size = PyBytes_GET_SIZE(self.needle)
+        cdef size_t size = PyBytes_GET_SIZE(self.match)
         cdef const uint8_t* name = record_name(record)
         if size == 0:
             return True
@@ -152,22 +200,15 @@ cdef class RankedWalk:
         self.work -= MATCH_WORK
         if record.name_size > self.table.name_inline:
             self.work -= BLOCK_WORK * name_blocks(self.table, record.name_size) + (record.name_size >> BYTES_SHIFT)
-            name_read(self.table, record, self.name)
-            name = self.name
-        return memmem(name, record.name_size, PyBytes_AS_STRING(self.needle), size) != NULL
-
-    cdef void visit(self, uint32_t number) noexcept:
-        cdef Record* record = record_at(self.table, number)
-        cdef uint64_t rank
-        self.work -= 1
-        if record.flags & RECORD_USED and self.rank(record, &rank) and self.matches(record):
-            self.offer(number, rank)
+            name_read(self.table, record, self.buffer)
+            name = self.buffer
+        return memmem(name, record.name_size, PyBytes_AS_STRING(self.match), size) != NULL
 
     cdef void offer(self, uint32_t number, uint64_t rank) noexcept:
         """Counts a match, and adds it to the best matches if it is one of them."""
         cdef Ranked item = Ranked(rank, number)
         self.total += 1
-        if self.size < self.capacity:
+        if self.size < self.limit:
             heap_push(self.best, self.size, item)
             self.size += 1
         elif is_below(&self.best[0], &item):
@@ -175,32 +216,6 @@ cdef class RankedWalk:
         else:
             return
         self.work -= HEAP_WORK
-
-    cdef int take(self, uint32_t number) except -1:
-        """Makes a row of a record in `best`, if it still exists and matches."""
-        cdef Record* record = record_at(self.table, number)
-        cdef uint64_t rank
-        debug_check(self.is_sorted)
-        self.work -= ROW_WORK
-        if not record.flags & RECORD_USED or not self.rank(record, &rank) or not self.matches(record):
-            return 0
-        if not self.room_for(record):
-            return 0
-        row = self.row(name_bytes(self.table, record), record)
-        self.found.append((<uint64_t>0xffffffffffffffff - rank, number, row))
-        return 0
-
-    cdef bint room_for(self, const Record* record) noexcept:
-        """Counts the bytes of the row's name.
-
-        Returns False if the names together are too long: then this row and all later rows are left out.
-        """
-        self.names_left -= record.name_size
-        if self.names_left < 0:
-            self.taken = self.size - 1  # the others rank lower
-            return False
-        self.work -= BLOCK_WORK * name_blocks(self.table, record.name_size) + (record.name_size >> BYTES_SHIFT)
-        return True
 
     def rows(self):
         """Returns the rows, with the highest rank first.
@@ -211,77 +226,71 @@ cdef class RankedWalk:
         return [row for _, _, row in self.found]
 
 
-cdef class HoldingsWalk:
-    """Counts the holdings of a connection, and lists the latest `limit` holdings, beginning with the latest.
+cdef class NotedWalk(Walk):
+    """Counts the entries of a list, and makes rows of the first `limit` entries.
 
-    connection: the engine's number of the connection. A subclass sets `permits`, and overrides row(). There are fewer
-    rows if their names together exceed NAMES_MAX.
-
-    The first step notes the numbers of the holdings. A holding keeps its number, so a holding that exists during the
-    whole walk becomes a row exactly once. If the number of a holding was reused for another holding of the same
-    connection, the row shows that other holding.
+    The first step notes what identifies these entries, such as their numbers. An entry that is in the list during the
+    whole walk becomes a row exactly once, at the place that it had at the first step. If the number of an entry was
+    reused for another entry of the same list, the row may show that other entry.
     """
 
-    def __cinit__(self, Store store not None, uint32_t connection, uint32_t limit):
-        connection_check(connection)
-        self.store = store
-        self.connection = connection
-        self.limit = limit
-        self.names_left = NAMES_MAX
-        self.found = []
-
-    cpdef bint step(self) except -1:
-        """Continues for at most 250 us. Returns True when the rows are ready."""
-        with self.store:
-            if self.entries is None:
-                self.note()
-                return False
-            self.collect()
-            self.total = max(self.permits.holders[self.connection].holdings, <uint64_t>len(self.found))
-            return not self.entries
-
-    cdef int note(self) except -1:
-        """Notes at most `limit` holdings.
-
-        Each holding is a cache line at another address: a thousand of them take 0.1 ms.
-        """
-        cdef uint32_t entry = self.permits.holders[self.connection].first
-        self.entries = []
-        while entry and <size_t>len(self.entries) < self.limit:
-            self.entries.append(entry)
-            entry = self.permits.holdings[entry].of_connection.next
-        self.entries.reverse()
-        return 0
-
-    cdef int collect(self) except -1:
-        """Makes rows of the noted holdings that the connection still has."""
-        cdef int64_t work = STEP_WORK
-        cdef const Holding* holding
-        cdef Record* record
-        while self.entries and work > 0:
-            work -= ROW_WORK
-            holding = self.permits.holdings + <uint32_t>self.entries.pop()
-            if holding.connection != self.connection:
-                continue
-            record = &permit_at(self.permits, holding.record).record
-            self.names_left -= record.name_size
+    cdef bint go_on(self) except -1:
+        if self.entries is None:
+            self.entries = []
+            self.note()
+            self.entries.reverse()
+            return False
+        while self.entries and self.work > 0:
+            self.work -= ROW_WORK
+            row = self.row(self.entries.pop())
             if self.names_left < 0:
                 self.entries.clear()
-                break
-            work -= BLOCK_WORK * name_blocks(&self.permits.table, record.name_size) + (record.name_size >> BYTES_SHIFT)
-            self.found.append(self.row(name_bytes(&self.permits.table, record), holding))
+            elif row is not None:
+                self.found.append(row)
+        self.total = max(self.count(), <uint64_t>len(self.found))
+        return not self.entries
+
+    cdef int note(self) except -1:
+        """Appends at most `limit` entries to `entries`.
+
+        Each entry is a cache line at another address: a thousand of them take 0.1 ms.
+        """
         return 0
 
-    cdef tuple row(self, bytes name, const Holding* holding):
-        """Returns the row of a holding. name: the name of its record."""
-        return ()
+    cdef uint64_t count(self) noexcept:
+        """Returns how many entries the list has."""
+        return 0
 
-    def rows(self):
-        """Returns the rows.
+    cdef tuple row(self, object entry):
+        """Returns the row of an entry, or None if the entry has left the list or if there is no room for its name."""
+        return None
 
-        Each row shows its holding as it was when it was read. Call this after step() has returned True.
-        """
-        return self.found
+
+cdef class HoldingsWalk(NotedWalk):
+    """Lists what a connection holds, beginning with the latest: names, amounts, and since when.
+
+    A subclass sets `permits`.
+    """
+
+    cdef int note(self) except -1:
+        cdef uint32_t number = self.permits.holders[self.connection].first
+        while number and <size_t>len(self.entries) < self.limit:
+            self.entries.append(number)
+            number = self.permits.holdings[number].of_connection.next
+        return 0
+
+    cdef uint64_t count(self) noexcept:
+        return self.permits.holders[self.connection].holdings
+
+    cdef tuple row(self, object entry):
+        cdef const Holding* holding = self.permits.holdings + <uint32_t>entry
+        cdef Record* record
+        if holding.connection != self.connection:
+            return None
+        record = &permit_at(self.permits, holding.record).record
+        if not self.room_for(&self.permits.table, record):
+            return None
+        return (name_bytes(&self.permits.table, record), holding.amount, holding.since_tenths)
 
 
 def percent_encoded(bytes name not None):

@@ -17,7 +17,7 @@ from counterd.control import inspector as module
 from counterd.control.inspector import Inspector
 from counterd.control.view import View
 from counterd.frames import Refused
-from counterd.listing import Column, Table
+from counterd.listing import CONNECTION, Column, Table
 from counterd.net.server import Histogram
 from counterd.settings import Setting, boolean, integer, octal_mode
 
@@ -107,7 +107,21 @@ def service(
     drain_mode: Callable[[bool], None] | None = None,
     columns: tuple[Column, ...] = COLUMNS,
 ) -> Any:
-    tables = (Table(f"things_{name}", "Things.", columns, ("amount",), opened),) if opened else ()
+    """opened: begins a walk, given the store and the parameters as they were read."""
+    tables = (
+        ()
+        if opened is None
+        else (
+            Table(
+                f"things_{name}",
+                "Things.",
+                columns,
+                ("amount",),
+                lambda store, **values: opened(store, values),
+                {"connection": CONNECTION},
+            ),
+        )
+    )
     store = SimpleNamespace(
         snapshot=lambda: {"things": 5},
         outcomes=lambda: [("take", "ok", 3)],
@@ -273,15 +287,15 @@ def test_questions_are_made_of_text(arguments: dict[str, Any]) -> None:
 def test_rows_of_a_table() -> None:
     tenths = time.monotonic_ns() // 100_000_000
     rows = [(bytes(range(256)), 1, tenths - 25, 3), (b"", 2, tenths + 1, 4)]
-    given: list[tuple[Any, Mapping[str, str]]] = []
+    given: list[tuple[Any, Mapping[str, Any]]] = []
 
-    def opened(store: Any, parameters: Mapping[str, str]) -> Walk:
+    def opened(store: Any, parameters: Mapping[str, Any]) -> Walk:
         given.append((store, parameters))
         return Walk(rows)
 
     one = service("one", [Connection(1, 77)], opened)
     answer = ask(inspector(one), "table", table="things_one", parameters={"limit": "5"})
-    assert given == [(one.store, {"limit": "5"})]
+    assert given == [(one.store, {"limit": 5})]
     assert (answer["table"], answer["protocol"], answer["total"]) == ("things_one", "one", 9)
     assert answer["columns"] == ["name", "holder", "peer", "age_seconds", "amount"]
     first, second = answer["rows"]
@@ -349,26 +363,23 @@ def test_an_answer_is_bounded() -> None:
 
 
 def test_unknown_tables_and_invalid_parameters_are_refused() -> None:
-    def opened(store: Any, parameters: Mapping[str, str]) -> Walk:
-        raise ValueError("sort: expected one of amount, not 'size'")
-
-    asked = inspector(service("one", opened=opened))
+    asked = inspector(service("one", opened=lambda *_: Walk([])))
     assert refused(asked, "table", table="nothing", parameters={})[0] == 404
     why = "sort: expected one of amount, not 'size'"
-    assert refused(asked, "table", table="things_one", parameters={}) == (400, why)
+    assert refused(asked, "table", table="things_one", parameters={"sort": "size"}) == (400, why)
 
 
 def test_a_table_of_one_connection_is_selected_by_its_id() -> None:
     """The store is asked by number: of the connection of that id, and of no other."""
-    given: list[Mapping[str, str]] = []
+    given: list[Mapping[str, Any]] = []
 
-    def opened(store: Any, parameters: Mapping[str, str]) -> Walk:
+    def opened(store: Any, parameters: Mapping[str, Any]) -> Walk:
         given.append(parameters)
         return Walk([(b"x", 0, 0, 1)])
 
     asked = inspector(service("one", [Connection(7, 3)], opened), service("two", [Connection(7, 4)]))
     answer = ask(asked, "table", table="things_one", parameters={"connection": "one-7-3", "limit": "1"})
-    assert given == [{"connection": "7", "limit": "1"}]
+    assert given == [{"connection": 7, "limit": 1}]
     assert len(answer["rows"]) == 1
     for gone in ("one-7-4", "one-8-3", "three-7-3", "7", ""):
         status, why = refused(asked, "table", table="things_one", parameters={"connection": gone})

@@ -11,11 +11,11 @@ from urllib.parse import quote_from_bytes
 import pytest
 
 from counterd.engine.walk import RankedWalk, percent_encoded
-from counterd.protocols.counter import wire
-from counterd.protocols.counter._tables import CountersWalk
+from counterd.protocols.counter import ROOM, wire
 from kit.counters import make_store
 
 NAMES_MAX = 4 << 20
+(COUNTERS,) = (table for table in ROOM.tables() if table.name == "counters")
 
 
 def filled(amounts: dict[bytes, int], **options: Any) -> tuple[Any, Any]:
@@ -32,7 +32,7 @@ def walked(
     store: Any, match: bytes = b"", limit: int = 1000, sort: str = "consumption"
 ) -> tuple[Any, int, list[bytes]]:
     """The finished walk, the number of its steps, and the names."""
-    walk = CountersWalk(store, match, limit, sort)
+    walk = COUNTERS.walk(store, limit, match=match, sort=COUNTERS.sorts.index(sort))
     steps = 1
     while not walk.step():
         steps += 1
@@ -89,7 +89,7 @@ def test_a_freed_or_reused_record_is_no_row() -> None:
     """Both at once: the blocks of two names are reused by one, and so is the record of one of the two."""
     names = [b"x%d" % digit + b"-" * 32798 for digit in range(2)]
     store, session = filled({names[0]: 1, names[1]: 1, b"x": 1}, name_memory=2 * 547 * 64)
-    walk = CountersWalk(store, b"x", 10, "limit")
+    walk = COUNTERS.open(store, {"match": "x", "limit": "10", "sort": "limit"})
     assert not walk.step()
     assert walk.total == 2
     for request in (wire.release(0, names[0], 1), wire.release(0, names[1], 1), wire.acquire(0, b"y" * 65535, 1, 1)):
@@ -103,7 +103,7 @@ def test_a_freed_or_reused_record_is_no_row() -> None:
 
 def test_a_walk_keeps_its_store_alive() -> None:
     store, session = filled({b"a": 3})
-    walk = CountersWalk(store, b"", 1, "peak")
+    walk = COUNTERS.open(store, {"limit": "1", "sort": "peak"})
     session.closed(0)
     del store, session
     assert walk.step()
@@ -115,12 +115,12 @@ def test_a_walk_keeps_its_store_alive() -> None:
 def test_arguments_of_a_walk_are_checked() -> None:
     store, _session = filled({b"a": 1})
     with pytest.raises(TypeError):
-        CountersWalk(None, b"", 1, "peak")  # type: ignore[arg-type]
+        COUNTERS.walk(None, 1)
     with pytest.raises(TypeError):
-        CountersWalk(store, None, 1, "peak")  # type: ignore[arg-type]
+        COUNTERS.walk(store, 1, match=None)
     with pytest.raises(ValueError, match=r"^limit must be at least 1$"):
-        CountersWalk(store, b"", 0, "peak")
-    assert issubclass(CountersWalk, RankedWalk)
+        COUNTERS.walk(store, 0)
+    assert isinstance(COUNTERS.walk(store, 1), RankedWalk)
 
 
 @pytest.mark.parametrize("name", [b"", b"plain-._~0", bytes(range(256)), b"\xff" * 65_535, b"a/" * 32_767])

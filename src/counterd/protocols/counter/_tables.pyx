@@ -9,43 +9,43 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd.engine.connections cimport connection_check
 from counterd.engine.fair cimport MOVES_MAX, START_MAX, Fair, Label, Waiter, queue_find, waiter_key, waiter_span
 from counterd.engine.heap cimport Heap, Node, heap_insert, heap_remove
 from counterd.engine.permits cimport Holding, Permits, permit_at, walk_begin
-from counterd.engine.table cimport Record, Table as NameTable, name_bytes, name_tag, table_find
-from counterd.engine.walk cimport BLOCK_WORK, NAMES_MAX, ROW_WORK, HoldingsWalk, RankedWalk
+from counterd.engine.table cimport Record, name_bytes, name_tag, table_find
+from counterd.engine.walk cimport BLOCK_WORK, HoldingsWalk, NotedWalk, RankedWalk, Walk
 from counterd.protocols.counter._counters cimport (
     NS_PER_TENTH, Counter, Counters, counter_at, counter_everywhere, counter_exists,
 )
 from counterd.protocols.counter._limits cimport Limits, Rule, limits_find
 from counterd.protocols.counter._messages cimport NO_TIME
 from counterd.protocols.counter._rates cimport (
-    FLAG_AWAITED, FLAG_RATE, RATE_TAG, Pace, Rate, RateRecord, rate_full_ns, rate_left,
+    FLAG_AWAITED, FLAG_RATE, RATE_TAG, Pace, Rate, rate_full_ns, rate_left,
 )
 from counterd.protocols.counter._shares cimport FLAG_SHARED
 from counterd.protocols.counter._stays cimport stay_about
 from counterd.protocols.counter._store cimport CounterStore
 from counterd.protocols.counter._takes cimport Take, rate_at
 
-from counterd.listing import CONNECTION, ROWS_MAX, Column, Table, name_of_bytes, ranked_parameters, read_parameters
-from counterd.settings import integer
+from counterd.listing import CONNECTION, Column, Table, name_of_bytes
 
 cdef enum:
-    HOLDERS_STEP = 1024     # holdings that a step counts, each in a cache line from anywhere: 0.1 ms
-    RULES_STEP = 200        # rules of a step: some 0.1 ms
-    WAITERS_STEP = 100      # rows of a step, each with a few such cache lines: some 0.1 ms
+    HOLDER_WORK = 12        # work of counting a holding, in a cache line from anywhere
+    RULE_WORK = 62          # of reading a rule of the file
+    WAIT_WORK = 83          # of a row about a Take, with a few such cache lines
 
-cdef enum Order:
-    CONSUMPTION
-    USAGE
-    PEAK
-    LIMIT
-    WAITERS
+cdef enum:                  # the orders, as in TABLES
+    COUNTERS_BY_CONSUMPTION = 0
+    COUNTERS_BY_USAGE
+    COUNTERS_BY_PEAK
+    COUNTERS_BY_LIMIT
+    COUNTERS_BY_WAITERS
+    RATES_BY_USAGE = 0
+    RATES_BY_LIMIT
+    RATES_BY_WAITERS
+    WAITERS_BY_AGE = 0
+    WAITERS_BY_AMOUNT
 
-cdef dict ORDERS = {"consumption": CONSUMPTION, "usage": USAGE, "peak": PEAK, "limit": LIMIT, "waiters": WAITERS}
-cdef dict RATE_ORDERS = {"usage": USAGE, "limit": LIMIT, "waiters": WAITERS}
-WAITER_SORTS = ("age", "amount")
 cdef double NS_PER_S = 1e9
 cdef int64_t LONGEST_NS = <int64_t>NO_TIME * 1000000    # a wait by which clients say: without end
 cdef double US_PER_S = 1e6
@@ -59,51 +59,58 @@ cdef inline uint32_t peak_of(const Counters* counters, const Counter* counter) n
     return counter.peak if counter.window == counters.state.window else counter.permit.consumption
 
 
-cdef inline uint32_t waiters_of(const Counters* counters, uint32_t number, const Record* record) noexcept:
-    """Returns how many Takes wait for a counter or a rate."""
-    if not record.flags & FLAG_AWAITED:
+cdef inline uint32_t named(const Counters* counters, bytes name, bint is_rate) noexcept:
+    """Returns the number of the counter or the rate with this name, or 0."""
+    cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(name)
+    cdef uint32_t size = <uint32_t>len(name)
+    cdef uint32_t tag = name_tag(&counters.permits.table, text, size) ^ (RATE_TAG if is_rate else 0)
+    return table_find(&counters.permits.table, tag, text, size)
+
+
+cdef inline uint32_t queue_of(const Counters* counters, uint32_t number) noexcept:
+    """Returns the queue of a counter or a rate, or 0 if nobody waits for it."""
+    if number == 0 or not permit_at(&counters.permits, number).record.flags & FLAG_AWAITED:
         return 0
-    return counters.fair.queues[queue_find(&counters.fair, number, record.tag)].waiters
+    return queue_find(&counters.fair, number, permit_at(&counters.permits, number).record.tag)
 
 
-cdef inline uint32_t number_of(const Counters* counters, const Record* record) noexcept:
-    return <uint32_t>((<const uint8_t*>record - counters.permits.table.records) // counters.permits.table.record_size)
+cdef inline uint32_t waiters_of(const Counters* counters, uint32_t number) noexcept:
+    """Returns how many Takes wait for a counter or a rate."""
+    cdef uint32_t queue = queue_of(counters, number)
+    return counters.fair.queues[queue].waiters if queue else 0
 
 
 cdef class CountersWalk(RankedWalk):
     """Lists counters whose names contain `match`, with the largest by `sort` first."""
 
     cdef Counters* counters
-    cdef Order order
 
-    def __cinit__(self, CounterStore store not None, bytes match, uint32_t limit, str sort):
+    def __cinit__(self, CounterStore store not None, *_, **_parameters):
         self.counters = &store.counters
         self.table = &store.counters.permits.table
-        self.order = <Order><int>ORDERS[sort]
 
-    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
+    cdef bint rank(self, uint32_t number, const Record* record, uint64_t* rank) noexcept:
         cdef const Counter* counter = <const Counter*>record
         if record.flags & FLAG_RATE or not counter_exists(self.counters, counter):
             return False
-        if self.order == CONSUMPTION:
+        if self.sort == COUNTERS_BY_CONSUMPTION:
             rank[0] = counter.permit.consumption
-        elif self.order == USAGE:
+        elif self.sort == COUNTERS_BY_USAGE:
             rank[0] = (<uint64_t>counter.permit.consumption << 32) // max(<uint32_t>1, counter.limit)
-        elif self.order == PEAK:
+        elif self.sort == COUNTERS_BY_PEAK:
             rank[0] = peak_of(self.counters, counter)
-        elif self.order == LIMIT:
+        elif self.sort == COUNTERS_BY_LIMIT:
             rank[0] = counter.limit
         else:
-            rank[0] = waiters_of(self.counters, number_of(self.counters, record), record)
+            rank[0] = waiters_of(self.counters, number)
             self.work -= BLOCK_WORK if rank[0] else 0
         return True
 
-    cdef tuple row(self, bytes name, const Record* record):
+    cdef tuple row(self, uint32_t number, const Record* record, bytes name):
         cdef const Counter* counter = <const Counter*>record
-        cdef uint32_t number = number_of(self.counters, record)
         return (
             name, counter.permit.consumption, counter.limit, peak_of(self.counters, counter),
-            waiters_of(self.counters, number, record),
+            waiters_of(self.counters, number),
             counter_everywhere(self.counters, number) if record.flags & FLAG_SHARED else None,
         )
 
@@ -115,140 +122,99 @@ cdef class RatesWalk(RankedWalk):
     """
 
     cdef Counters* counters
-    cdef Order order
 
-    def __cinit__(self, CounterStore store not None, bytes match, uint32_t limit, str sort):
+    def __cinit__(self, CounterStore store not None, *_, **_parameters):
         self.counters = &store.counters
         self.table = &store.counters.permits.table
-        self.order = <Order><int>RATE_ORDERS[sort]
 
-    cdef Pace read(self, const Record* record, Rate* rate) noexcept:
+    cdef Pace read(self, uint32_t number, Rate* rate) noexcept:
         """Returns the numbers of a rate, and sets *rate."""
-        rate.record = <RateRecord*>record
-        rate.state = self.counters.rates + number_of(self.counters, record)
+        rate[0] = rate_at(self.counters, number)
         self.work -= BLOCK_WORK
         return Pace(rate.state.period_us, rate.state.limit, rate.state.burst)
 
-    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
+    cdef bint rank(self, uint32_t number, const Record* record, uint64_t* rank) noexcept:
         cdef Rate rate
         cdef Pace pace
         if not record.flags & FLAG_RATE:
             return False
-        if self.order == WAITERS:
-            rank[0] = waiters_of(self.counters, number_of(self.counters, record), record)
+        if self.sort == RATES_BY_WAITERS:
+            rank[0] = waiters_of(self.counters, number)
             return True
-        pace = self.read(record, &rate)
-        if self.order == LIMIT:
+        pace = self.read(number, &rate)
+        if self.sort == RATES_BY_LIMIT:
             rank[0] = pace.limit
         else:
             rank[0] = <uint64_t>(pace.burst - rate_left(&rate, &pace, self.store.now_ns)) << 32
             rank[0] //= max(pace.burst, <uint32_t>1)
         return True
 
-    cdef tuple row(self, bytes name, const Record* record):
+    cdef tuple row(self, uint32_t number, const Record* record, bytes name):
         cdef Rate rate
-        cdef Pace pace = self.read(record, &rate)
+        cdef Pace pace = self.read(number, &rate)
         cdef int64_t full_ns = rate_full_ns(&rate, &pace)
         return (
             name, rate_left(&rate, &pace, self.store.now_ns), pace.burst, pace.limit, pace.period_us / US_PER_S,
-            max(full_ns - self.store.now_ns, 0) / NS_PER_S,
-            waiters_of(self.counters, number_of(self.counters, record), record),
+            max(full_ns - self.store.now_ns, 0) / NS_PER_S, waiters_of(self.counters, number),
         )
 
 
-cdef class HoldersWalk:
+cdef class HoldersWalk(Walk):
     """Counts the holders of a counter, and lists the latest `limit` holders, beginning with the latest.
 
     A new walk takes the store's cursor over; an earlier walk then stops counting.
     """
 
-    cdef CounterStore store
-    cdef bytes name
-    cdef size_t limit
+    cdef Counters* counters
     cdef uint64_t ticket    # from walk_begin(); 0 = the walk has not begun
-    cdef bint counted
-    cdef readonly uint64_t total
-    cdef list found
+    cdef bint is_counted
 
-    def __cinit__(self, CounterStore store not None, bytes name not None, size_t limit):
-        self.store = store
-        self.name = name
-        self.limit = limit
-        self.found = []
+    def __cinit__(self, CounterStore store not None, *_, **_parameters):
+        self.counters = &store.counters
 
-    cdef uint32_t number(self) noexcept:
-        """Returns the number of the counter's record, or 0 if there is none."""
-        cdef const NameTable* table = &self.store.counters.permits.table
-        cdef const uint8_t* name = <const uint8_t*>PyBytes_AS_STRING(self.name)
-        cdef uint32_t size = <uint32_t>len(self.name)
-        return table_find(table, name_tag(table, name, size), name, size)
-
-    def step(self):
-        """Continues for at most 250 us, in a call of the store. Returns True when the rows are ready."""
-        with self.store:
-            if self.counted:
-                self.collect()
-                return True
-            self.counted = self.count()
-            return False
-
-    cdef bint count(self) noexcept:
-        """Counts more holders. Returns True when all holders are counted."""
-        cdef Permits* permits = &self.store.counters.permits
-        cdef uint32_t _step
-        if self.ticket == 0:
-            self.ticket = walk_begin(permits, self.number())
-        if self.ticket != permits.state.walks:
+    cdef bint go_on(self) except -1:
+        cdef Permits* permits = &self.counters.permits
+        if self.is_counted:
+            self.collect()
             return True
-        for _step in range(HOLDERS_STEP):
-            if permits.state.cursor == 0:
-                return True
+        if self.ticket == 0:
+            self.ticket = walk_begin(permits, named(self.counters, self.name, False))
+        while self.ticket == permits.state.walks and permits.state.cursor:
+            if self.work <= 0:
+                return False
+            self.work -= HOLDER_WORK
             self.total += 1
             permits.state.cursor = permits.holdings[permits.state.cursor].of_record.next
+        self.is_counted = True
         return False
 
     cdef int collect(self) except -1:
         """Collects all rows together at the end, so that their connection numbers are current."""
-        cdef uint32_t number = self.number()
-        cdef uint32_t entry = permit_at(&self.store.counters.permits, number).holders if number else 0
+        cdef uint32_t number = named(self.counters, self.name, False)
+        cdef uint32_t entry = permit_at(&self.counters.permits, number).holders if number else 0
         cdef Holding* holding
         self.found = []
         while entry and <size_t>len(self.found) < self.limit:
-            holding = self.store.counters.permits.holdings + entry
-            about = stay_about(&self.store.stays, holding.connection)
+            holding = self.counters.permits.holdings + entry
+            about = stay_about(&(<CounterStore>self.store).stays, holding.connection)
             self.found.append((holding.connection, holding.amount, holding.since_tenths, *about))
             entry = holding.of_record.next
         self.total = max(self.total, <uint64_t>len(self.found))
         return 0
 
-    def rows(self):
-        """Returns rows of (connection, amount, since, name, until).
-
-        The cells name and until are those of the connection: the name that it has stated, and the end of its grace
-        time, or None. Times are in tenths of a second on the caller's clock.
-        """
-        return self.found
-
 
 cdef class HeldWalk(HoldingsWalk):
     """Lists the holdings of a connection, beginning with the latest."""
 
-    def __cinit__(self, CounterStore store not None, uint32_t connection, uint32_t limit):
+    def __cinit__(self, CounterStore store not None, *_, **_parameters):
         self.permits = &store.counters.permits
-
-    cdef tuple row(self, bytes name, const Holding* holding):
-        return (name, holding.amount, holding.since_tenths)
 
 
 # ---- who waits -----------------------------------------------------------------------------------------------------
 
-cdef tuple item_cells(CounterStore store, uint32_t number):
-    """Returns the name, the kind and the amount of the item for which a Take waits."""
-    cdef const Fair* fair = &store.counters.fair
-    cdef const Waiter* waiter = fair.waiters + number
-    cdef Record* record = &permit_at(&store.counters.permits, fair.queues[waiter.queue].record).record
-    kind = "rate" if record.flags & FLAG_RATE else "permits"
-    return (name_bytes(&store.counters.permits.table, record), kind, waiter.cost)
+cdef inline Record* awaited(const Counters* counters, uint32_t number) noexcept:
+    """Returns the counter or rate for which a Take waits."""
+    return &permit_at(&counters.permits, counters.fair.queues[counters.fair.waiters[number].queue].record).record
 
 
 cdef tuple wait_cells(CounterStore store, uint32_t number, bint says_who):
@@ -260,115 +226,63 @@ cdef tuple wait_cells(CounterStore store, uint32_t number, bint says_who):
     key = PyBytes_FromStringAndSize(<const char*>label.text, label.size) if waiter.flow else b""
     cdef bint is_endless = due_ns == INT64_MAX or due_ns - take.since_ns >= LONGEST_NS
     left = None if is_endless else max(due_ns - store.now_ns, 0) / NS_PER_S
-    _, kind, amount = item_cells(store, number)
+    kind = "rate" if awaited(&store.counters, number).flags & FLAG_RATE else "permits"
     who = (waiter.connection, stay_about(&store.stays, waiter.connection)[0]) if says_who else ()
     since = take.since_ns // <int64_t>NS_PER_TENTH
-    return (amount, since, left, *who, key, waiter.priority, waiter.weight, kind, take.items)
+    return (waiter.cost, since, left, *who, key, waiter.priority, waiter.weight, kind, take.items)
 
 
 cdef class WaitersWalk(RankedWalk):
     """Lists Takes that wait for names that contain `match`, with the largest by `sort` first."""
 
-    cdef Fair* fair
-    cdef bint by_age
+    cdef Counters* counters
 
-    def __cinit__(self, CounterStore store not None, bytes match, uint32_t limit, str sort):
-        self.fair = &store.counters.fair
+    def __cinit__(self, CounterStore store not None, *_, **_parameters):
+        self.counters = &store.counters
         self.table = &store.counters.permits.table
-        self.by_age = sort == "age"
 
     cdef uint32_t last(self) noexcept:
-        return self.fair.state.waiters.fresh
+        return self.counters.fair.state.waiters.fresh
 
-    cdef Record* record(self, uint32_t number, uint64_t* rank) noexcept:
-        """Returns the record for which a waiter waits, and sets *rank.
-
-        Returns NULL if the waiter must not be listed.
-        """
-        cdef const Waiter* waiter = self.fair.waiters + number
+    cdef Record* find(self, uint32_t number, uint64_t* rank) noexcept:
+        cdef const Waiter* waiter = self.counters.fair.waiters + number
         cdef Record* record
         if waiter.connection == 0:
             return NULL
         self.work -= BLOCK_WORK
-        record = &permit_at(&(<CounterStore>self.store).counters.permits, self.fair.queues[waiter.queue].record).record
-        rank[0] = <uint64_t>0xffffffffffffffff - waiter.node.serial if self.by_age else waiter.cost
+        record = awaited(self.counters, number)
+        rank[0] = waiter.cost if self.sort == WAITERS_BY_AMOUNT else <uint64_t>0xffffffffffffffff - waiter.node.serial
         return record if self.matches(record) else NULL
 
-    cdef void visit(self, uint32_t number) noexcept:
-        cdef uint64_t rank
-        self.work -= 1
-        if self.record(number, &rank):
-            self.offer(number, rank)
-
-    cdef int take(self, uint32_t number) except -1:
-        cdef CounterStore store = <CounterStore>self.store
-        cdef uint64_t rank
-        cdef Record* record = self.record(number, &rank)
-        self.work -= ROW_WORK
-        if record == NULL or not self.room_for(record):
-            return 0
-        name, _, _ = item_cells(store, number)
-        row = (self.fair.waiters[number].node.serial, name, *wait_cells(store, number, True))
-        self.found.append((<uint64_t>0xffffffffffffffff - rank, number, row))
-        return 0
+    cdef tuple row(self, uint32_t number, const Record* record, bytes name):
+        return (
+            self.counters.fair.waiters[number].node.serial, name, *wait_cells(<CounterStore>self.store, number, True)
+        )
 
 
-cdef class NotedWalk:
-    """Counts waiting Takes, and lists the first `limit` of them. A subclass notes the Takes, and makes the rows.
+cdef class TakesWalk(NotedWalk):
+    """Lists the Takes of a list. An entry is (number, serial, position), and position is 0 if the list is not a queue.
 
-    The first step notes the numbers of the Takes. A Take that waits during the whole walk is listed exactly once, at
-    the place that it had at the first step.
+    A row begins with the position, or else with the name for which the Take waits.
     """
 
-    cdef CounterStore store
-    cdef uint32_t limit
-    cdef readonly uint64_t total
-    cdef list entries       # (number, serial, place) of Takes that will become rows, the next one last
-    cdef list found
-    cdef int64_t names_left
+    cdef Counters* counters
 
-    cdef int note(self) except -1:
-        """Appends `entries`, and counts all entries in `total`."""
-        return 0
+    def __cinit__(self, CounterStore store not None, *_, **_parameters):
+        self.counters = &store.counters
 
-    cdef tuple row(self, uint32_t number, uint32_t place):
-        """Returns the row of a Take."""
-        return ()
-
-    def step(self):
-        """Continues for at most 250 us, in a call of the store. Returns True when the rows are ready."""
-        with self.store:
-            if self.entries is None:
-                self.entries, self.found, self.names_left = [], [], NAMES_MAX
-                self.note()
-                self.entries.reverse()
-                return False
-            self.collect()
-            return not self.entries
-
-    cdef int collect(self) except -1:
-        cdef const Fair* fair = &self.store.counters.fair
-        cdef uint32_t number
-        cdef int rows = WAITERS_STEP
-        while self.entries and rows:
-            rows -= 1
-            number, serial, place = self.entries.pop()
-            if fair.waiters[number].connection == 0 or fair.waiters[number].node.serial != serial:
-                continue
-            row = self.row(number, place)
-            self.names_left -= len(row[0]) if isinstance(row[0], bytes) else 0
-            if self.names_left < 0:
-                self.entries.clear()
-                break
-            self.found.append(row)
-        return 0
-
-    def rows(self):
-        """Returns the rows.
-
-        Each row shows its Take as it was when it was read. Call this after step() has returned True.
-        """
-        return self.found
+    cdef tuple row(self, object entry):
+        cdef uint32_t number = entry[0]
+        cdef const Waiter* waiter = self.counters.fair.waiters + number
+        if waiter.connection == 0 or waiter.node.serial != entry[1]:
+            return None
+        self.work -= WAIT_WORK
+        if entry[2]:
+            return (entry[2], *wait_cells(<CounterStore>self.store, number, True))
+        if not self.room_for(&self.counters.permits.table, awaited(self.counters, number)):
+            return None
+        name = name_bytes(&self.counters.permits.table, awaited(self.counters, number))
+        return (name, *wait_cells(<CounterStore>self.store, number, False))
 
 
 cdef struct Place:          # of a waiter in the order in which a queue is served
@@ -376,18 +290,14 @@ cdef struct Place:          # of a waiter in the order in which a queue is serve
     uint32_t number
 
 
-cdef class QueueWalk(NotedWalk):
+cdef class QueueWalk(TakesWalk):
     """Lists Takes that wait for a name, in the order in which they are served: the counter's, then the rate's."""
 
-    cdef bytes name
     cdef Place* places          # from 1 on
     cdef uint32_t used
     cdef Heap heap              # heaps of places: of those that may be next, and of those behind the one of a flow
 
-    def __cinit__(self, CounterStore store not None, bytes name not None, uint32_t limit):
-        self.store = store
-        self.limit = limit
-        self.name = name
+    def __cinit__(self, CounterStore store not None, uint32_t limit, **_parameters):
         # Each waiter that is noted brings in its two children, the first one behind it, and that one's two children.
         self.places = <Place*>PyMem_RawMalloc((5 * <size_t>limit + 2) * sizeof(Place))
         if self.places == NULL:
@@ -399,7 +309,7 @@ cdef class QueueWalk(NotedWalk):
 
     cdef void push(self, uint32_t* first, uint32_t number) noexcept:
         """Adds a waiter, if there is one, to the heap of places that begins at *first."""
-        cdef const Waiter* waiter = self.store.counters.fair.waiters + number
+        cdef const Waiter* waiter = self.counters.fair.waiters + number
         if number:
             self.used += 1
             self.places[self.used].number = number
@@ -414,17 +324,16 @@ cdef class QueueWalk(NotedWalk):
 
     cdef int note(self) except -1:
         """Notes the waiting Takes. A thousand of them take 0.3 ms."""
-        cdef Counters* counters = &self.store.counters
-        cdef const uint8_t* name = <const uint8_t*>PyBytes_AS_STRING(self.name)
-        cdef uint32_t size = <uint32_t>len(self.name)
-        cdef uint32_t tag = name_tag(&counters.permits.table, name, size)
-        for flip in (0, RATE_TAG):
-            self.note_queue(table_find(&counters.permits.table, tag ^ <uint32_t>flip, name, size), tag ^ <uint32_t>flip)
+        for is_rate in (False, True):
+            self.note_queue(queue_of(self.counters, named(self.counters, self.name, is_rate)))
         return 0
 
-    cdef int note_queue(self, uint32_t record, uint32_t tag) except -1:
-        cdef const Fair* fair = &self.store.counters.fair
-        cdef uint32_t queue = queue_find(fair, record, tag) if record else 0
+    cdef uint64_t count(self) noexcept:
+        cdef uint64_t counter = waiters_of(self.counters, named(self.counters, self.name, False))
+        return counter + waiters_of(self.counters, named(self.counters, self.name, True))
+
+    cdef int note_queue(self, uint32_t queue) except -1:
+        cdef const Fair* fair = &self.counters.fair
         cdef size_t start = len(self.entries)
         cdef dict behind = {}   # by flow: the first place of the heap of those behind its one that may be next
         cdef const Waiter* waiter
@@ -433,7 +342,6 @@ cdef class QueueWalk(NotedWalk):
         if queue == 0:
             return 0
         self.used = 0
-        self.total += fair.queues[queue].waiters
         self.push(&first, fair.queues[queue].first)
         while first and <size_t>len(self.entries) < self.limit:
             place = self.pop(&first)
@@ -460,33 +368,20 @@ cdef class QueueWalk(NotedWalk):
                 heap_insert(&self.heap, &first, place)
         return 0
 
-    cdef tuple row(self, uint32_t number, uint32_t place):
-        return (place, *wait_cells(self.store, number, True))
 
-
-cdef class WaitsWalk(NotedWalk):
-    """Lists the waits of a connection, beginning with the latest. connection: the engine's number."""
-
-    cdef uint32_t connection
-
-    def __cinit__(self, CounterStore store not None, uint32_t connection, uint32_t limit):
-        connection_check(connection)
-        self.store = store
-        self.limit = limit
-        self.connection = connection
+cdef class WaitsWalk(TakesWalk):
+    """Lists the waits of a connection, beginning with the latest."""
 
     cdef int note(self) except -1:
-        """Notes the waits. Each is a cache line at another address: a thousand of them take 0.1 ms."""
-        cdef const Fair* fair = &self.store.counters.fair
+        cdef const Fair* fair = &self.counters.fair
         cdef uint32_t number = fair.askers[self.connection].first
-        self.total = fair.askers[self.connection].waiters
         while number and <size_t>len(self.entries) < self.limit:
             self.entries.append((number, fair.waiters[number].node.serial, 0))
             number = fair.waiters[number].of_connection.next
         return 0
 
-    cdef tuple row(self, uint32_t number, uint32_t place):
-        return (item_cells(self.store, number)[0], *wait_cells(self.store, number, False))
+    cdef uint64_t count(self) noexcept:
+        return self.counters.fair.askers[self.connection].waiters
 
 
 # ---- limits of the server ------------------------------------------------------------------------------------------
@@ -505,75 +400,45 @@ cdef tuple rule_cells(const Limits* limits, uint32_t number):
     return (name, "rate", rule.most, rule.period_us / US_PER_S, rule.burst)
 
 
-cdef class LimitsWalk:
+cdef class LimitsWalk(Walk):
     """Lists the loaded limits whose names contain `match`: of counters, then of rates, both by name."""
 
-    cdef CounterStore store
-    cdef bytes needle
-    cdef uint32_t limit
     cdef uint32_t number        # of the last rule that was looked at
     cdef uint32_t generation
-    cdef readonly uint64_t total
-    cdef list found
 
-    def __cinit__(self, CounterStore store not None, bytes match, uint32_t limit, *_):
-        self.store = store
-        self.needle = match
-        self.limit = limit
-        self.found = []
-
-    def step(self):
-        """Continues for at most 250 us, in a call of the store. Returns True when the rows are ready."""
-        cdef const Limits* limits = &self.store.counters.limits
-        cdef int _step
-        with self.store:
-            if self.generation != limits.generation:    # other limits were loaded meanwhile
-                self.generation, self.number, self.total, self.found = limits.generation, 0, 0, []
-            for _step in range(RULES_STEP):
-                if self.number >= limits.count:
-                    return True
-                self.number += 1
-                cells = rule_cells(limits, self.number)
-                if self.needle in cells[0]:
-                    self.total += 1
-                    if <size_t>len(self.found) < self.limit:
-                        self.found.append(cells)
-            return False
-
-    def rows(self):
-        """Returns the rows, in the order of the rules."""
-        return self.found
+    cdef bint go_on(self) except -1:
+        cdef const Limits* limits = &(<CounterStore>self.store).counters.limits
+        if self.generation != limits.generation:    # other limits were loaded meanwhile
+            self.generation, self.number, self.total, self.found = limits.generation, 0, 0, []
+        while self.number < limits.count:
+            if self.work <= 0:
+                return False
+            self.work -= RULE_WORK
+            self.number += 1
+            cells = rule_cells(limits, self.number)
+            if self.match in cells[0]:
+                self.total += 1
+                if <size_t>len(self.found) < self.limit:
+                    self.found.append(cells)
+        return True
 
 
-cdef class LimitWalk:
-    """Finds the limits that apply to a name, as a counter and as a rate, and how much of it is in use."""
+cdef class LimitWalk(Walk):
+    """Finds the limits that apply to a name, as a counter and as a rate, and how much of it is in use, all at once."""
 
-    cdef CounterStore store
-    cdef bytes name
-    cdef readonly uint64_t total
-    cdef list found
-
-    def __cinit__(self, CounterStore store not None, bytes name not None, uint32_t _limit):
-        self.store = store
-        self.name = name
-        self.found = []
-
-    def step(self):
-        """Does everything at once. Returns True."""
-        with self.store:
-            for is_rate in (False, True):
-                self.add(is_rate)
+    cdef bint go_on(self) except -1:
+        for is_rate in (False, True):
+            self.add(is_rate)
         self.total = len(self.found)
         return True
 
     cdef int add(self, bint is_rate) except -1:
-        cdef Counters* counters = &self.store.counters
-        cdef const uint8_t* name = <const uint8_t*>PyBytes_AS_STRING(self.name)
-        cdef uint32_t size = <uint32_t>len(self.name)
-        cdef uint32_t number = limits_find(&counters.limits, is_rate, name, size)
+        cdef Counters* counters = &(<CounterStore>self.store).counters
+        cdef uint32_t number = limits_find(
+            &counters.limits, is_rate, <const uint8_t*>PyBytes_AS_STRING(self.name), <uint32_t>len(self.name)
+        )
         cdef const Rule* rule = counters.limits.rules + number
-        cdef uint32_t tag = name_tag(&counters.permits.table, name, size) ^ (RATE_TAG if is_rate else 0)
-        cdef uint32_t record = table_find(&counters.permits.table, tag, name, size), used = 0
+        cdef uint32_t record = named(counters, self.name, is_rate), used = 0
         cdef Pace pace
         cdef Rate rate
         if number == 0:
@@ -584,73 +449,8 @@ cdef class LimitWalk:
         elif record:
             used = counter_at(counters, record).permit.consumption
         found, kind, most, period, burst = rule_cells(&counters.limits, number)
-        waiters = waiters_of(counters, record, &permit_at(&counters.permits, record).record) if record else 0
-        self.found.append((kind, found, most, period, burst, used, waiters))
+        self.found.append((kind, found, most, period, burst, used, waiters_of(counters, record)))
         return 0
-
-    def rows(self):
-        """Returns the rows: one for a counter and one for a rate, if a limit applies to it."""
-        return self.found
-
-
-cdef tuple name_and_limit(parameters):
-    """Reads the parameters of a table about one name."""
-    values = read_parameters(parameters, {"name": name_of_bytes, "limit": integer(1, ROWS_MAX)}, {"limit": ROWS_MAX})
-    return values["name"], values["limit"]
-
-
-cdef tuple connection_and_limit(parameters):
-    """Reads the parameters of a table about one connection."""
-    values = read_parameters(parameters, {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}, {"limit": ROWS_MAX})
-    return values["connection"], values["limit"]
-
-
-def open_counters(CounterStore store, parameters):
-    """Begins a walk through the counters."""
-    match, sort, limit = ranked_parameters(parameters, tuple(ORDERS))
-    return CountersWalk(store, match, limit, sort)
-
-
-def open_holders(CounterStore store, parameters):
-    """Begins a walk through the holders of one counter."""
-    return HoldersWalk(store, *name_and_limit(parameters))
-
-
-def open_holdings(CounterStore store, parameters):
-    """Begins a walk through the holdings of one connection."""
-    return HeldWalk(store, *connection_and_limit(parameters))
-
-
-def open_rates(CounterStore store, parameters):
-    """Begins a walk through the rates."""
-    match, sort, limit = ranked_parameters(parameters, tuple(RATE_ORDERS))
-    return RatesWalk(store, match, limit, sort)
-
-
-def open_waiters(CounterStore store, parameters):
-    """Begins a walk through the Takes that wait."""
-    match, sort, limit = ranked_parameters(parameters, WAITER_SORTS)
-    return WaitersWalk(store, match, limit, sort)
-
-
-def open_queue(CounterStore store, parameters):
-    """Begins a walk through the Takes that wait for one name."""
-    return QueueWalk(store, *name_and_limit(parameters))
-
-
-def open_waits(CounterStore store, parameters):
-    """Begins a walk through the waits of one connection."""
-    return WaitsWalk(store, *connection_and_limit(parameters))
-
-
-def open_limits(CounterStore store, parameters):
-    """Begins a walk through the limits of the server."""
-    return LimitsWalk(store, *ranked_parameters(parameters, ("name",))[::2])
-
-
-def open_limit(CounterStore store, parameters):
-    """Begins a search for the limits of one name."""
-    return LimitWalk(store, *name_and_limit(parameters))
 
 
 # The columns of a limit after its name and kind.
@@ -695,8 +495,8 @@ TABLES = (
                 "of a shared counter: permits in use at all daemons, as of the authority's last answer",
             ),
         ),
-        tuple(ORDERS),
-        open_counters,
+        ("consumption", "usage", "peak", "limit", "waiters"),
+        CountersWalk,
     ),
     Table(
         "rates",
@@ -711,8 +511,8 @@ TABLES = (
             Column("full", "seconds", "how long until the rate is full again if nobody takes any units"),
             Column("waiters", "integer", "how many Takes wait for the rate"),
         ),
-        tuple(RATE_ORDERS),
-        open_rates,
+        ("usage", "limit", "waiters"),
+        RatesWalk,
     ),
     Table(
         "waiters",
@@ -721,8 +521,8 @@ TABLES = (
             Column("number", "integer", "number of the wait, which rises", detail=True),
             AWAITED, *WAIT, *WHO, *PLACE,
         ),
-        WAITER_SORTS,
-        open_waiters,
+        ("age", "amount"),
+        WaitersWalk,
     ),
     Table(
         "limits",
@@ -734,7 +534,7 @@ TABLES = (
             *NUMBERS,
         ),
         ("name",),
-        open_limits,
+        LimitsWalk,
     ),
     Table(
         "holders",
@@ -747,8 +547,8 @@ TABLES = (
             Column("grace", "until", "how long the connection, which has ended, can still be resumed"),
         ),
         (),
-        open_holders,
-        ("name",),
+        HoldersWalk,
+        {"name": name_of_bytes},
     ),
     Table(
         "holdings",
@@ -759,24 +559,24 @@ TABLES = (
             Column("since", "since", "when the connection acquired the first of these permits"),
         ),
         (),
-        open_holdings,
-        ("connection",),
+        HeldWalk,
+        {"connection": CONNECTION},
     ),
     Table(
         "queue",
         "The Takes that wait for the counter or rate `name`, in the order in which they are served.",
         (Column("position", "integer", "the place in the queue; 1 is served next"), *WAIT, *WHO, *PLACE),
         (),
-        open_queue,
-        ("name",),
+        QueueWalk,
+        {"name": name_of_bytes},
     ),
     Table(
         "waits",
         "What the connection `connection` waits for, beginning with the latest.",
         (AWAITED, *WAIT, *PLACE),
         (),
-        open_waits,
-        ("connection",),
+        WaitsWalk,
+        {"connection": CONNECTION},
     ),
     Table(
         "limit",
@@ -789,7 +589,7 @@ TABLES = (
             Column("waiters", "integer", "how many Takes wait for this name"),
         ),
         (),
-        open_limit,
-        ("name",),
+        LimitWalk,
+        {"name": name_of_bytes},
     ),
 )

@@ -15,45 +15,29 @@ from counterd.protocols.sentinel._rules cimport (
 from counterd.protocols.sentinel._store cimport SentinelStore
 from counterd.protocols.sentinel._tokens cimport Token, lease_end
 
-from counterd.listing import CONNECTION, ROWS, ROWS_MAX, Column, Table, read_parameters
-from counterd.settings import choice, integer
+from counterd.listing import CONNECTION, Column, Table
+from counterd.settings import integer
 
 cdef double NS_PER_S = 1e9
 FLOW_ID_MAX = (1 << 63) - 1
-TOKEN_SORTS = ("held", "count")
-FLOW_SORTS = ("now", "passed", "blocked", "expired")
 
-cdef enum Order:
-    HELD
-    COUNT
-    NOW
-    PASSED
-    BLOCKED
-    EXPIRED
-
-cdef dict ORDERS = {
-    "held": HELD, "count": COUNT, "now": NOW, "passed": PASSED, "blocked": BLOCKED, "expired": EXPIRED,
-}
+cdef enum:
+    BY_COUNT = 1            # the second of the orders of tokens
 
 
 cdef class TokensWalk(RankedWalk):
     """Lists tokens. The tokens that were held the longest come first, or those with the largest count.
 
-    flow, connection: list only the tokens of one flow, or of one connection, by its number; 0 means all.
+    flow, connection: list only the tokens of one flow, or of one connection; 0 means all.
     """
 
-    cdef Order order
     cdef int64_t flow
-    cdef uint32_t connection
 
-    def __cinit__(self, SentinelStore store not None, bytes _match, uint32_t limit, str sort, int64_t flow,
-                  uint32_t connection=0):
+    def __cinit__(self, SentinelStore store not None, *_, int64_t flow=0, **_parameters):
         self.table = &store.tokens.table
-        self.order = <Order><int>ORDERS[sort]
         self.flow = flow
-        self.connection = connection
 
-    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
+    cdef bint rank(self, uint32_t number, const Record* record, uint64_t* rank) noexcept:
         cdef SentinelStore store = <SentinelStore>self.store
         cdef const Token* token = <const Token*>record
         if self.flow or self.connection:
@@ -62,10 +46,10 @@ cdef class TokensWalk(RankedWalk):
                 return False
             if self.connection and store.tokens.owners[token.owner].connection != self.connection:
                 return False
-        rank[0] = token.count if self.order == COUNT else ~<uint64_t>token.since_ns
+        rank[0] = token.count if self.sort == BY_COUNT else ~<uint64_t>token.since_ns
         return True
 
-    cdef tuple row(self, bytes name, const Record* record):
+    cdef tuple row(self, uint32_t number, const Record* record, bytes name):
         cdef SentinelStore store = <SentinelStore>self.store
         cdef const Token* token = <const Token*>record
         cdef int64_t left_ns = lease_end(&store.tokens, token, store.now_ns) - store.now_ns
@@ -79,25 +63,16 @@ cdef class TokensWalk(RankedWalk):
 cdef class FlowsWalk(RankedWalk):
     """Lists flows, with the largest by `sort` first."""
 
-    cdef Order order
-
-    def __cinit__(self, SentinelStore store not None, bytes _match, uint32_t limit, str sort):
+    def __cinit__(self, SentinelStore store not None, *_, **_parameters):
         self.table = &store.rules.flows
-        self.order = <Order><int>ORDERS[sort]
 
-    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
+    cdef bint rank(self, uint32_t number, const Record* record, uint64_t* rank) noexcept:
         cdef const Flow* flow = <const Flow*>record
-        if self.order == NOW:
-            rank[0] = flow.now_calls
-        elif self.order == PASSED:
-            rank[0] = flow.passed
-        elif self.order == BLOCKED:
-            rank[0] = flow.blocked
-        else:
-            rank[0] = flow.expired
+        cdef uint64_t[4] figures = [flow.now_calls, flow.passed, flow.blocked, flow.expired]
+        rank[0] = figures[self.sort]    # as in TABLES
         return True
 
-    cdef tuple row(self, bytes name, const Record* record):
+    cdef tuple row(self, uint32_t number, const Record* record, bytes name):
         cdef SentinelStore store = <SentinelStore>self.store
         cdef const Flow* flow = <const Flow*>record
         cdef double threshold = 0
@@ -109,25 +84,6 @@ cdef class FlowsWalk(RankedWalk):
             str(<int64_t>load_be64(flow.id)), resource_bytes(&store.rules, flow), kind, int(min(threshold, 1e18)),
             flow.now_calls, flow.passed, flow.blocked, flow.waiting, flow.expired,
         )
-
-
-def open_tokens(SentinelStore store, parameters):
-    """Begins a walk through the tokens."""
-    readers = {
-        "flow": integer(1, FLOW_ID_MAX),
-        "connection": CONNECTION,
-        "sort": choice(*TOKEN_SORTS),
-        "limit": integer(1, ROWS_MAX),
-    }
-    values = read_parameters(parameters, readers, {"flow": 0, "connection": 0, "sort": TOKEN_SORTS[0], "limit": ROWS})
-    return TokensWalk(store, b"", values["limit"], values["sort"], values["flow"], values["connection"])
-
-
-def open_flows(SentinelStore store, parameters):
-    """Begins a walk through the flows."""
-    readers = {"sort": choice(*FLOW_SORTS), "limit": integer(1, ROWS_MAX)}
-    values = read_parameters(parameters, readers, {"sort": FLOW_SORTS[0], "limit": ROWS})
-    return FlowsWalk(store, b"", values["limit"], values["sort"])
 
 
 TABLES = (
@@ -147,9 +103,10 @@ TABLES = (
             ),
             Column("kept", "integer", "how often a client renewed the lease"),
         ),
-        TOKEN_SORTS,
-        open_tokens,
-        ("flow", "connection"),
+        ("held", "count"),
+        TokensWalk,
+        {"flow": integer(1, FLOW_ID_MAX), "connection": CONNECTION},
+        has_match=False,
     ),
     Table(
         "flows",
@@ -171,7 +128,8 @@ TABLES = (
             Column("waiting", "integer", "calls that got a reply to wait"),
             Column("expired", "integer", "calls whose lease expired before they ended"),
         ),
-        FLOW_SORTS,
-        open_flows,
+        ("now", "passed", "blocked", "expired"),
+        FlowsWalk,
+        has_match=False,
     ),
 )

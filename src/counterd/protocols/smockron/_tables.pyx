@@ -11,25 +11,23 @@ from counterd.engine.walk cimport RankedWalk
 from counterd.protocols.smockron._store cimport SmockronStore
 from counterd.protocols.smockron._throttles cimport DOMAIN_RULED, Domain, Identifier, domain_at
 
-from counterd.listing import ROWS, ROWS_MAX, Column, Figure, Table, name_of_bytes, ranked_parameters, read_parameters
-from counterd.settings import integer
+from counterd.listing import Column, Figure, Table, name_of_bytes
 
 cdef double NS_PER_S = 1e9
-DOMAIN_SORTS = ("told", "accepted", "delayed", "rejected", "identifiers")
 
 
 cdef class ThrottledWalk(RankedWalk):
     """Lists identifiers that have to wait and whose names contain `match`, with the longest wait first."""
 
-    def __cinit__(self, SmockronStore store not None, bytes match, uint32_t limit):
+    def __cinit__(self, SmockronStore store not None, *_, **_parameters):
         self.table = &store.throttles.identifiers
 
-    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
+    cdef bint rank(self, uint32_t number, const Record* record, uint64_t* rank) noexcept:
         cdef int64_t wait_ns = (<const Identifier*>record).next_ns - self.store.now_ns
         rank[0] = <uint64_t>wait_ns
         return wait_ns > 0
 
-    cdef tuple row(self, bytes name, const Record* record):
+    cdef tuple row(self, uint32_t number, const Record* record, bytes name):
         cdef SmockronStore store = <SmockronStore>self.store
         cdef const Identifier* identifier = <const Identifier*>record
         cdef const Domain* domain = domain_at(&store.throttles, identifier.domain)
@@ -43,40 +41,24 @@ cdef class ThrottledWalk(RankedWalk):
 cdef class DomainsWalk(RankedWalk):
     """Lists domains whose names contain `match`, with the largest figure of `sort` first."""
 
-    cdef int key
-
-    def __cinit__(self, SmockronStore store not None, bytes match, uint32_t limit, str sort):
+    def __cinit__(self, SmockronStore store not None, *_, **_parameters):
         self.table = &store.throttles.domains
-        self.key = DOMAIN_SORTS.index(sort)
 
-    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
+    cdef bint rank(self, uint32_t number, const Record* record, uint64_t* rank) noexcept:
         cdef const Domain* domain = <const Domain*>record
         cdef uint64_t[5] figures = [
             domain.told, domain.accepted, domain.delayed, domain.rejected, domain.identifiers
         ]
-        rank[0] = figures[self.key]
+        rank[0] = figures[self.sort]    # as in TABLES
         return True
 
-    cdef tuple row(self, bytes name, const Record* record):
+    cdef tuple row(self, uint32_t number, const Record* record, bytes name):
         cdef const Domain* domain = <const Domain*>record
         cdef bint is_ruled = record.flags & DOMAIN_RULED != 0
         return (
             name, is_ruled * domain.rate.interval.ns / NS_PER_S, is_ruled * domain.rate.burst.ns / NS_PER_S,
             domain.identifiers, domain.accepted, domain.delayed, domain.rejected, domain.told,
         )
-
-
-def open_throttled(SmockronStore store, parameters):
-    """Begins a walk through the identifiers that have to wait."""
-    readers = {"match": name_of_bytes, "limit": integer(1, ROWS_MAX)}
-    values = read_parameters(parameters, readers, {"match": b"", "limit": ROWS})
-    return ThrottledWalk(store, values["match"], values["limit"])
-
-
-def open_domains(SmockronStore store, parameters):
-    """Begins a walk through the domains."""
-    match, sort, limit = ranked_parameters(parameters, DOMAIN_SORTS)
-    return DomainsWalk(store, match, limit, sort)
 
 
 TABLES = (
@@ -89,8 +71,8 @@ TABLES = (
             Column("wait", "seconds", "how long until the identifier's next request passes without a delay"),
         ),
         (),
-        open_throttled,
-        ("match",),
+        ThrottledWalk,
+        {"match": name_of_bytes},
     ),
     Table(
         "domains",
@@ -105,8 +87,8 @@ TABLES = (
             Column("rejected", "integer", "requests that were rejected, as reported by gatekeepers"),
             Column("told", "integer", "control messages that were sent (DELAY_UNTIL)"),
         ),
-        DOMAIN_SORTS,
-        open_domains,
+        ("told", "accepted", "delayed", "rejected", "identifiers"),
+        DomainsWalk,
         metrics=(
             Figure("accepted", "smockron_domain_accepted_total", "counter", "Requests that passed without a delay."),
             Figure("delayed", "smockron_domain_delayed_total", "counter", "Requests that passed after a delay."),

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from counterd.protocols.counter import ROOM, wire
-from counterd.protocols.counter._tables import HeldWalk, HoldersWalk, QueueWalk, WaitersWalk, WaitsWalk
 from kit.counters import OK, Client, holders_of, make_store, settle
 from kit.pump import START_NS
 from kit.takes import MS, Desk
@@ -107,7 +106,7 @@ def test_only_the_latest_walk_along_holders_continues() -> None:
     for session in sessions:
         session.receive(bytes.fromhex("90020000 0000000b 00000000 00000001 00010000 0001 61"), 0)
     told = holders_of(store, b"a")[:5]
-    first, second = (HoldersWalk(store, b"a", 5) for _ in range(2))
+    first, second = (TABLES["holders"].open(store, {"name": "a", "limit": "5"}) for _ in range(2))
     assert not first.step()
     assert not second.step()
     for _ in range(2):
@@ -124,7 +123,7 @@ def test_a_walk_ends_if_the_record_gets_another_counter() -> None:
     sessions = [store.session() for _ in range(2000)]
     for session in sessions:
         session.receive(bytes.fromhex("90020000 0000000b 00000000 00000001 00010000 0001 61"), 0)
-    walk = HoldersWalk(store, b"a", 5)
+    walk = TABLES["holders"].open(store, {"name": "a", "limit": "5"})
     assert not walk.step()
     for session in sessions:
         session.closed(0)
@@ -138,7 +137,7 @@ def test_a_walk_ends_if_the_record_gets_another_counter() -> None:
 
 def test_a_holder_that_comes_during_the_walk_is_counted_if_listed() -> None:
     client = Client(make_store())
-    walk = HoldersWalk(client.store, b"a", 5)
+    walk = TABLES["holders"].open(client.store, {"name": "a", "limit": "5"})
     assert not walk.step()
     assert client.acquire(b"a") == OK
     assert walk.step()
@@ -171,7 +170,7 @@ def test_holdings_are_listed_in_slices_and_bounded() -> None:
     client = Client(store := make_store(4000, 4000, name_memory=8 << 20))
     for number in range(3000):
         client.acquire(b"%d" % number)
-    walk = HeldWalk(store, client.session.number, 1000)
+    walk = TABLES["holdings"].open(store, {"connection": str(client.session.number)})
     steps = 1
     while not walk.step():
         assert client.release(b"%d" % (2000 + steps)) == OK  # of those that are noted, the last
@@ -393,15 +392,16 @@ def test_waiters_are_listed_in_slices() -> None:
     waiting = [taker.session.receive(wire.take(at, [wire.Permit(b"a", 1, 1)], 60_000), START_NS) for at in range(3000)]
     assert not any(waiting)
     walks = (
-        WaitersWalk(desk.store, b"", 1000, "age"), QueueWalk(desk.store, b"a", 1000),
-        WaitsWalk(desk.store, taker.session.number, 1000),
-    )  # fmt: skip
+        TABLES["waiters"].open(desk.store, {"limit": "1000"}),
+        TABLES["queue"].open(desk.store, {"name": "a"}),
+        TABLES["waits"].open(desk.store, {"connection": str(taker.session.number)}),
+    )
     for walk in walks:
         steps = 1
         while not walk.step():
             steps += 1
             if steps < 4:
-                taker.session.receive(wire.cancel(0, 2999 - steps), START_NS)  # the latest, which WaitsWalk tells first
+                taker.session.receive(wire.cancel(0, 2999 - steps), START_NS)  # the latest, which "waits" tells first
         assert steps > 3
         assert 2_990 < walk.total <= 3000
         assert 995 <= len(walk.rows()) <= 1000

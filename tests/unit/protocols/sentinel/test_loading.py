@@ -12,7 +12,7 @@ from counterd.cli.ctl import sentinel as counterctl
 from counterd.protocols.sentinel import rules as documents
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel._store import LIMITS
-from counterd.protocols.sentinel._tables import FlowsWalk
+from counterd.protocols.sentinel._tables import TABLES
 from counterd.protocols.sentinel.rules import Rules
 from counterd.protocols.sentinel.wire import Status
 from unit.protocols.sentinel.rooms import MS, SECOND, calls, rate, values
@@ -221,7 +221,8 @@ def test_bounds_in_python_equal_those_in_c() -> None:
 
 def resources(room: Room) -> dict[str, bytes]:
     """The resources of flows, by their ids."""
-    walk = FlowsWalk(room.store, b"", 100, "now")
+    _, flows = TABLES
+    walk = flows.open(room.store, {})
     while not walk.step():
         pass
     return {row[0]: row[1] for row in walk.rows()}
