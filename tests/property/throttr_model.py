@@ -3,18 +3,19 @@
 `Model` predicts every answer and every event, in order, for each connection. What it cannot know, as the order of a
 listing or how many bytes had been read by then, it leaves open: an `Answer` takes what it recognises as itself from the
 bytes that came. It is a store by the contract too, so that the vectors can be played to it: then both say the same.
+The simulation's world (simulation/throttr.py) has the same model; it says where the store's bounds refuse a request.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import Counter as Tally
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conformance.throttr import replies
 from conformance.throttr.dialect import UNIT_NS
-from conformance.throttr.replies import CHANNEL, CHANNELS, CONNECTION, CONNECTIONS, INFO, LIST, STATS, Row
+from conformance.throttr.replies import CHANNEL, CHANNELS, CONNECTION, CONNECTIONS, INFO, LIST, NUMBER, STATS, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,25 +64,33 @@ NAMES = {
     WHOAMI: "whoami",
     EVENT: "event",
 }
+OPCODES = {name: opcode for opcode, name in NAMES.items()}
 FAILED, DONE = b"\0", b"\1"
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
 
 
-def encode(width: int, opcode: int, *fields: int | bytes) -> bytes:
+def head(width: int, opcode: int) -> struct.Struct:
+    """What is before the names and values."""
+    kinds = {"n": NUMBER[width], "b": "B", "k": "B", "v": NUMBER[width], "i": "16s"}
+    return struct.Struct("<B" + "".join(kinds[kind] for kind in LAYOUT[opcode]))
+
+
+HEADS = {(width, opcode): head(width, opcode).pack for width in NUMBER for opcode in LAYOUT}
+TEXTS = {opcode: sum(kind in "kv" for kind in kinds) for opcode, kinds in LAYOUT.items()}  # names and values
+
+
+def encode(width: int, opcode: int, *fields: Any) -> bytes:
     """A request. width: bytes of N. fields: numbers, ids, names and values in the order of LAYOUT."""
-    widths = {"n": width, "b": 1, "k": 1, "v": width}
-    head, tail = bytes([opcode]), b""
-    for kind, value in zip(LAYOUT[opcode], fields, strict=True):
-        if kind == "i":
-            head += bytes(value)
-        elif isinstance(value, bytes):
-            head += len(value).to_bytes(widths[kind], "little")
-            tail += value
-        else:
-            head += value.to_bytes(widths[kind], "little")
-    return head + tail
+    texts = TEXTS[opcode]
+    if texts == 0:
+        return HEADS[width, opcode](opcode, *fields)
+    if texts == 1:
+        *numbers, name = fields
+        return b"".join((HEADS[width, opcode](opcode, *numbers, len(name)), name))
+    *numbers, name, value = fields
+    return b"".join((HEADS[width, opcode](opcode, *numbers, len(name), len(value)), name, value))
 
 
 class Request(NamedTuple):
@@ -126,9 +135,8 @@ def parse(data: bytes, width: int, max_message: int) -> Request | None:
 class Reader:
     """Takes bytes from the front."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.position = 0
+    def __init__(self, data: bytes, position: int = 0) -> None:
+        self.data, self.position = data, position
 
     def take(self, size: int) -> bytes:
         taken = self.data[self.position : self.position + size]
@@ -140,6 +148,8 @@ class Reader:
 class Exact:
     """A reply, or an event, of which every byte is known."""
 
+    __slots__ = ("channel", "data")
+
     def __init__(self, data: bytes, channel: bytes | None = None) -> None:
         self.data = data
         self.channel = channel  # of an event
@@ -148,8 +158,10 @@ class Exact:
         return self.data
 
     def check(self, reader: Reader) -> None:
-        taken = reader.take(len(self.data))
+        ends = reader.position + len(self.data)
+        taken = reader.data[reader.position : ends]
         assert taken == self.data, f"{taken!r} instead of {self.data!r}"
+        reader.position = ends
 
 
 class Listing:
@@ -164,13 +176,20 @@ class Listing:
         rows = [Row(name, known(fields, self.opcode)) for name, fields in self.rows.items()]
         return replies.write_listing(rows, self.opcode, self.width)
 
-    def check(self, reader: Reader) -> None:
+    def check(self, reader: Reader, *, is_whole: bool = True) -> None:
+        """is_whole: nothing has changed or gone while it was listed."""
         fragments = replies.read_listing(reader.take, self.opcode, self.width)
         rows = [row for fragment in fragments for row in fragment]
-        assert sorted(row.name for row in rows) == sorted(self.rows)
+        names = {row.name for row in rows}
+        assert len(names) == len(rows), "something is told of twice"
+        assert names <= self.rows.keys(), f"there are no {names - self.rows.keys()}"
+        if not is_whole:
+            return
+        assert len(names) == len(self.rows), f"there are {self.rows.keys() - names} too"
         for row in rows:
-            compare(row.fields, self.rows[row.name], row.name)
-        # Nothing has gone while it was listed, so each fragment is as full as its next entry allows.
+            if row.fields != self.rows[row.name]:
+                compare(row.fields, self.rows[row.name], row.name)
+        # Each fragment is as full as its next entry allows.
         assert [len(rows) for rows in fragments] == list(map(len, replies.in_fragments(rows, self.opcode, self.width)))
 
 
@@ -214,6 +233,7 @@ class Fields:
         compare(self.layout.unpack(reader.take(self.layout.size)), self.fields, b"the record")
 
 
+PLAIN = {said: Exact(said) for said in (FAILED, DONE)}
 Answer = Exact | Listing | Subscribers | Fields
 
 
@@ -239,7 +259,7 @@ def compare(told: Sequence[Any], expected: Sequence[Any], name: bytes) -> None:
 # ---- what there is --------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(slots=True)
 class Meter:
     """Counts for ever, and by whole minutes."""
 
@@ -249,7 +269,8 @@ class Meter:
     last: int = 0
 
     def add(self, minute: int, amount: int = 1) -> None:
-        self.per_minute(minute)
+        if minute != self.minute:
+            self.per_minute(minute)
         self.total += amount
         self.current += amount
 
@@ -262,7 +283,7 @@ class Meter:
         return self.last
 
 
-@dataclass
+@dataclass(slots=True)
 class Key:
     """A counter or a buffer."""
 
@@ -275,7 +296,7 @@ class Key:
     writes: Meter = field(default_factory=Meter)
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class Subscription:
     """Of a connection to a channel; times: how often, of which the first is told each time."""
 
@@ -285,7 +306,7 @@ class Subscription:
     written: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Channel:
     """Exists while somebody is subscribed. read, written: by all there were since it does."""
 
@@ -317,8 +338,19 @@ class Model:
         self.channels: dict[bytes, Channel] = {}
         self.sessions: dict[bytes, ModelSession] = {}
         self.sessions_total = 0
-        self.requests: dict[str, Meter] = {name: Meter() for name in NAMES.values()}
-        self.outcomes: Tally[tuple[str, str]] = Tally()
+        self.requests: dict[int, Meter] = {opcode: Meter() for opcode in NAMES}
+        self.refusals = dict.fromkeys(NAMES, 0)
+        self.broken = 0
+        self.ways = {opcode: getattr(self, f"_{name}") for opcode, name in NAMES.items()}
+
+    @property
+    def outcomes(self) -> dict[tuple[str, str], int]:
+        """How requests ended, and how often."""
+        found = {("unknown", "framing_lost"): self.broken}
+        for opcode, name in NAMES.items():
+            found[name, "refused"] = self.refusals[opcode]
+            found[name, "ok"] = self.requests[opcode].total - self.refusals[opcode]
+        return {key: count for key, count in found.items() if count}
 
     @property
     def minute(self) -> int:
@@ -341,26 +373,37 @@ class Model:
 
     def leave(self, session: ModelSession) -> None:
         if self.sessions.pop(session.identity, None) is not None:
-            for channel in list(self.channels):
+            for channel in list(session.channels):
                 self.unsubscribe(session, channel)
 
     def subscribe(self, session: ModelSession, name: bytes) -> bool:
-        subscriptions = self.channels.setdefault(name, Channel()).subscriptions
-        if session not in subscriptions:
-            subscriptions[session] = Subscription(self.now_ns)
-        elif subscriptions[session].times < SUBSCRIBED_MAX:
-            subscriptions[session].times += 1
-        else:
+        times = self.channels[name].subscriptions[session].times if name in session.channels else 0
+        if times == SUBSCRIBED_MAX or not self.has_place():
             return False
+        if times:
+            self.channels[name].subscriptions[session].times += 1
+        else:
+            self.channels.setdefault(name, Channel()).subscriptions[session] = Subscription(self.now_ns)
+            session.channels[name] = None
         return True
 
     def unsubscribe(self, session: ModelSession, name: bytes) -> bool:
-        channel = self.channels.get(name, Channel())
-        if session not in channel.subscriptions:
+        if name not in session.channels:
             return False
-        del channel.subscriptions[session]
-        if not channel.subscriptions:
+        del session.channels[name]
+        del self.channels[name].subscriptions[session]
+        if not self.channels[name].subscriptions:
             del self.channels[name]
+        return True
+
+    # -- bounds, of which there are none here --
+
+    def has_place(self) -> bool:
+        """For another subscription."""
+        return True
+
+    def has_room(self, name: bytes, key: Key | None, value: bytes | None) -> bool:
+        """For a new key, or for another value of this one. value: of a buffer."""
         return True
 
     # -- the contract of a store; nothing waits here --
@@ -413,23 +456,24 @@ class Model:
 
     # -- requests --
 
-    def execute(self, session: ModelSession, request: Request) -> list[Answer]:
+    def execute(self, session: ModelSession, opcode: int, fields: tuple[Any, ...]) -> list[Answer]:
         """The reply to a whole request. Events go to their connections, that one's own too: before the reply."""
-        name = NAMES[request.opcode]
-        self.requests[name].add(self.minute)
-        session.tally[name] += 1
-        said = getattr(self, f"_{name}")(session, *request.fields)
-        refused = said == FAILED or (isinstance(said, list) and len(said) == 1)
-        self.outcomes[name, "refused" if refused else "ok"] += 1
-        if isinstance(said, list):
-            return said
-        return [Exact(said) if isinstance(said, bytes) else said]
+        self.requests[opcode].add(self.now_ns // MINUTE_NS)
+        session.counts[opcode] += 1
+        said = self.ways[opcode](session, *fields)
+        if isinstance(said, bytes):
+            self.refusals[opcode] += said == FAILED
+            return [PLAIN.get(said) or Exact(said)]
+        if not isinstance(said, list):
+            return [said]
+        self.refusals[opcode] += len(said) == 1
+        return said
 
     def _insert(self, session: ModelSession, quota: int, ttl_type: int, ttl: int, name: bytes) -> bytes:
-        if self.is_taken(name):
+        if self.is_taken(name) or not self.has_room(name, None, None):
             return FAILED
         self.keys[name] = Key(COUNTER, quota, b"", ttl_type, self.moment(ttl_type, ttl))
-        session.tally["allocated_bytes"] += self.width
+        session.sizes["allocated"] += self.width
         return DONE
 
     def _query(self, session: ModelSession, name: bytes) -> bytes:
@@ -437,7 +481,7 @@ class Model:
         if key is None:
             return FAILED
         key.reads.add(self.minute)
-        session.tally["consumed_bytes"] += self.width
+        session.sizes["consumed"] += self.width
         return DONE + self.number(key.quota) + self.left(key)
 
     def _get(self, session: ModelSession, name: bytes) -> bytes:
@@ -445,7 +489,7 @@ class Model:
         if key is None:
             return FAILED
         key.reads.add(self.minute)
-        session.tally["consumed_bytes"] += len(key.value)
+        session.sizes["consumed"] += len(key.value)
         return DONE + self.left(key) + self.number(len(key.value)) + key.value
 
     def _update(self, session: ModelSession, attribute: int, change: int, value: int, name: bytes) -> bytes:
@@ -464,7 +508,9 @@ class Model:
         return DONE if done else FAILED
 
     def _update_quota(self, key: Key, change: int, value: int) -> bool:
-        changed = {PATCH: value, INCREASE: key.quota + value, DECREASE: key.quota - value}.get(change, key.quota)
+        changed = value if change == PATCH else key.quota
+        if change in (INCREASE, DECREASE):
+            changed += value if change == INCREASE else -value
         if not 0 <= changed <= self.mask:
             return False
         key.quota = changed
@@ -473,7 +519,7 @@ class Model:
     def _update_ttl(self, key: Key, change: int, value: int) -> None:
         duration = value * UNIT_NS.get(key.ttl_type, UNIT_NS[4])
         moments = {PATCH: self.now_ns + duration, INCREASE: key.ends_ns + duration, DECREASE: key.ends_ns - duration}
-        key.ends_ns = min(moments.get(change, key.ends_ns), self.end_ns)
+        key.ends_ns = max(0, min(moments.get(change, key.ends_ns), self.end_ns))
 
     def _purge(self, session: ModelSession, name: bytes) -> bytes:
         if self.find(name) is None:
@@ -483,16 +529,18 @@ class Model:
 
     def _set(self, session: ModelSession, ttl_type: int, ttl: int, name: bytes, value: bytes) -> bytes:
         key = self.keys.get(name) if self.is_taken(name) else None
-        if key is None:
-            key = self.keys[name] = Key(BUFFER, 0, value, ttl_type, self.moment(ttl_type, ttl))
-        elif key.kind == COUNTER:
+        if key is not None and key.kind == COUNTER:
             return FAILED
-        elif self.find(name) is None:
+        if key is not None and key.ends_ns <= self.now_ns:
             return DONE  # and lost
+        if not self.has_room(name, key, value):
+            return FAILED
+        if key is None:
+            self.keys[name] = Key(BUFFER, 0, value, ttl_type, self.moment(ttl_type, ttl))
         else:
             key.value, key.ttl_type, key.ends_ns = value, ttl_type, self.moment(ttl_type, ttl)
             key.writes.add(self.minute)
-        session.tally["allocated_bytes"] += len(value)
+        session.sizes["allocated"] += len(value)
         return DONE
 
     def _stat(self, session: ModelSession, name: bytes) -> bytes:
@@ -523,7 +571,7 @@ class Model:
     def _info(self, session: ModelSession) -> Fields:
         fields: dict[str, int | None] = dict.fromkeys(replies.INFO_FIELDS)
         for name in replies.REQUESTS:
-            meter = self.requests[name]
+            meter = self.requests[OPCODES[name]]
             fields[name], fields[f"{name}_per_minute"] = meter.total, meter.per_minute(self.minute)
         meters = self.requests.values()
         fields |= {
@@ -532,7 +580,7 @@ class Model:
             "requests_per_minute": sum(meter.per_minute(self.minute) for meter in meters),
             "subscriptions": sum(map(self._times, self.channels.values())),
             "open_channels": len(self.channels),
-            "open_connections": len(self.sessions),
+            "open_connections": self.sessions_open,
         }
         return Fields(replies.INFO_REPLY, (*(fields | self._counts()).values(), None))
 
@@ -567,7 +615,8 @@ class Model:
         if channel is None:
             return FAILED
         size = len(payload)
-        session.tally["published_bytes"] += size
+        event = Exact(encode(self.width, EVENT, name, payload), name)
+        session.sizes["published"] += size
         channel.written += size
         channel.read += self._times(channel) * size
         for subscriber, subscription in channel.subscriptions.items():
@@ -575,15 +624,15 @@ class Model:
             if subscriber is session:
                 subscription.written += size
             else:
-                subscriber.tally["received_bytes"] += subscription.times * size
-            subscriber.answers += [Exact(encode(self.width, EVENT, name, payload), name)] * subscription.times
+                subscriber.sizes["received"] += subscription.times * size
+            subscriber.answers += [event] * subscription.times
         return DONE
 
     def _event(self, session: ModelSession, channel: bytes, payload: bytes) -> list[Answer]:
         request = parse(payload, self.width, self.max_message)
         if request is None or request.breaks:
             return [Exact(FAILED)]
-        return [Exact(DONE), *self.execute(session, request)]
+        return [Exact(DONE), *self.execute(session, request.opcode, request.fields)]
 
     def _whoami(self, session: ModelSession) -> bytes:
         return DONE + session.identity
@@ -624,15 +673,17 @@ class ModelSession:
         self.kept = b""
         self.since_ns = store.now_ns
         self.answers: list[Answer] = []
-        self.tally: Tally[str] = Tally()
+        self.channels: dict[bytes, None] = {}  # to which it is subscribed
+        self.counts = [0] * (EVENT + 1)  # requests by opcode
+        self.sizes: dict[str, int] = defaultdict(int)
 
     def fields(self) -> tuple[int | bytes | None, ...]:
         """Its record without the id, and without what depends on its socket and on how the stream was cut."""
-        bytes_of = [self.tally[f"{name}_bytes"] for name in ("published", "received", "allocated", "consumed")]
+        bytes_of = [self.sizes[name] for name in ("published", "received", "allocated", "consumed")]
         return (
             *(0, None, None, None, None, self.since_ns + self.store.wall_ns),
             *(None, None, *bytes_of),
-            *(self.tally[name] for name in replies.COUNTED),
+            *(self.counts[OPCODES[name]] for name in replies.COUNTED),
         )
 
     def hear(self, data: bytes, now_ns: int) -> None:
@@ -641,14 +692,15 @@ class ModelSession:
         self.kept += data
         while not self.closing and (request := parse(self.kept, self.store.width, self.store.max_message)):
             self.kept = self.kept[request.size :]
-            if request.breaks:
-                self.answers.append(Exact(FAILED))
-                self.store.outcomes["unknown", "framing_lost"] += 1
-                self.closing = True
-                self.store.leave(self)
-            else:
-                said = self.store.execute(self, request)
-                self.answers += said
+            said = self.break_off() if request.breaks else self.store.execute(self, request.opcode, request.fields)
+            self.answers += said
+
+    def break_off(self) -> list[Answer]:
+        """Framing is lost."""
+        self.store.broken += 1
+        self.closing = True
+        self.store.leave(self)
+        return [Exact(FAILED)]
 
     def take_answers(self) -> list[Answer]:
         taken, self.answers = self.answers, []

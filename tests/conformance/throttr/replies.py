@@ -102,11 +102,15 @@ def fragment_max(opcode: int) -> int:
 def in_fragments(rows: Sequence[Row], opcode: int, width: int) -> list[list[Row]]:
     """Packs these rows into as few fragments as their order allows."""
     fragments: list[list[Row]] = []
-    entry_size = entry_format(opcode, width).size
+    entry_size, most = entry_format(opcode, width).size, fragment_max(opcode)
+    used = most
     for row in rows:
-        if not fragments or fragment_size([*fragments[-1], row], opcode, entry_size) > fragment_max(opcode):
+        size = fragment_size([row], opcode, entry_size)
+        if used + size > most:
             fragments.append([])
+            used = 0
         fragments[-1].append(row)
+        used += size
     return fragments
 
 
