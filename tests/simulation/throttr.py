@@ -104,21 +104,27 @@ class Books(Model):
             return not self.world.is_full(1, name_blocks(name) + value_blocks(value))
         return not self.world.is_full(0, value_blocks(value) - value_blocks(key.value))
 
+    def late(self, session: ModelSession, name: bytes) -> list[Answer]:
+        """Events that have not come yet: of one that is being delivered, as many as it is subscribed times."""
+        late: list[Answer] = [event for event in session.answers if event.channel == name]
+        if late:
+            times = self.channels[name].subscriptions[session].times
+            assert late == late[:1] * times, f"of {name!r} {len(late)} events are missing, and it has {times} of each"
+        return late
+
     def subscribe(self, session: ModelSession, name: bytes) -> bool:
-        """An event that has not come to it yet will come once more."""
+        """What has not come to it yet will come once more."""
+        late = self.late(session, name)
         done = super().subscribe(session, name)
-        if done and session.answers:
-            session.answers += [event for event in session.answers if event.channel == name][:1]
+        if done:
+            session.answers += late[:1]
         return done
 
     def unsubscribe(self, session: ModelSession, name: bytes) -> bool:
-        """Of what it was told before, it has had all: but for one event, which comes to one after the other."""
-        done = super().unsubscribe(session, name)
-        if session.answers:
-            late = {id(event) for event in session.answers if event.channel == name}
-            assert len(late) <= 1, f"{len(late)} events of {name!r} never came"
+        """What has not come to it yet never will."""
+        if self.late(session, name):
             session.answers = [event for event in session.answers if event.channel != name]
-        return done
+        return super().unsubscribe(session, name)
 
     def leave(self, session: ModelSession) -> None:
         session.answers.clear()
