@@ -87,7 +87,7 @@ class DeepModel(Model):
             return [Exact(FAILED)]
         self.depth += 1
         try:
-            return [Exact(DONE), *self.execute(session, request)]
+            return [Exact(DONE), *self.execute(session, request.opcode, request.fields)]
         finally:
             self.depth -= 1
 
