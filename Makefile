@@ -59,7 +59,7 @@ help:
 	@echo 'make chaos      a daemon, its clients, and everything that can happen to them; CHAOS_SECONDS=60 CHAOS_SEED=1'
 	@echo 'make chaos-shared   daemons that share limits, while they, their Redis Cluster and the network fail; CHAOS_SECONDS CHAOS_SEED'
 	@echo 'make simulate   the engine in simulated worlds, audited at every step; SIMULATE_STEPS=2000000 SIMULATE_SEED=1'
-	@echo 'make fuzz       the rooms, what they are configured with, the clients, with sanitizers; FUZZ_SECONDS=60 of CPU each'
+	@echo 'make fuzz       the protocols, what they are configured with, the clients, with sanitizers; FUZZ_SECONDS=60 of CPU each'
 	@echo 'make asan       the tests, with sanitizers'
 	@echo 'make soak       a steady load, and whether anything grows; SOAK_SECONDS=600'
 	@echo 'make model      the formal model, every state of it'

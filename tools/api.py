@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from counterd.client._command import Awaiting
+from counterd.client._command import AsyncBase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,7 +98,7 @@ def of_class(module: str, name: str, cls: type, said: Said) -> Iterator[str]:
         key = (member, value.__doc__)
         if key in said:
             is_command = hasattr(value, "__wrapped__")
-            is_awaited = inspect.iscoroutinefunction(value) or (is_command and issubclass(cls, Awaiting))
+            is_awaited = inspect.iscoroutinefunction(value) or (is_command and issubclass(cls, AsyncBase))
             awaited = ", with `await`" if is_awaited else ""
             again.setdefault(f"As those of {said[key]}{awaited}", []).append(member)
         else:

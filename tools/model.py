@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODELS = Path(__file__).parents[1] / "docs" / "model"
-ENGINE, TAKES, RATES, STAYS = "engine.pml", "takes.pml", "rates.pml", "stays.pml"
+ENGINE, TAKES, RATES, RESUMPTIONS = "engine.pml", "takes.pml", "rates.pml", "resumptions.pml"
 LEASES, LINES = "leases.pml", "lines.pml"
 DEPTHS = {True: 100_000, False: 2_500_000}  # more than the search reaches: with a defect, and without one
 TABLES = {True: 16, False: 22}  # bits of the hash table, at first
@@ -114,15 +114,15 @@ RUNS = [
     Run("a refund wakes nobody", f"{NO_PERMIT} SLEEPS_AFTER_SETTLE", ASSERTED, model=RATES),
     Run("the end of a wait wakes nobody behind it", f"{NO_PERMIT} SLEEPS_AFTER_CANCEL", ASSERTED, model=RATES),
     Run("new Takes pass those that wait", f"{NO_PERMIT} PATIENT PASSES", CYCLE, is_eventual=True, model=RATES),
-    Run("a connection that is resumed, up to 5 tokens", "SECRETS=5", model=STAYS),
-    Run("likewise, 3 connections at once, up to 3 tokens", f"SOCKETS=3 {FEW_TOKENS}", model=STAYS),
-    Run("likewise: what a dead client had comes back", FEW_TOKENS, is_eventual=True, model=STAYS),
-    Run("a request that was overtaken takes everything over", f"{FEW_TOKENS} STEALS", ASSERTED, model=STAYS),
-    Run("a token is valid once, although its reply was lost", f"{FEW_TOKENS} FORGETS", ASSERTED, model=STAYS),
-    Run("the old connection keeps its number", f"{FEW_TOKENS} SHARES", ASSERTED, model=STAYS),
-    Run("what is handed over counts for both", f"{FEW_TOKENS} COPIES", ASSERTED, model=STAYS),
-    Run("nothing stays after the end of a connection", f"{FEW_TOKENS} DROPS", ASSERTED, model=STAYS),
-    Run("grace times never end", f"{FEW_TOKENS} NEVER_OVER", CYCLE, is_eventual=True, model=STAYS),
+    Run("a connection that is resumed, up to 5 tokens", "SECRETS=5", model=RESUMPTIONS),
+    Run("likewise, 3 connections at once, up to 3 tokens", f"SOCKETS=3 {FEW_TOKENS}", model=RESUMPTIONS),
+    Run("likewise: what a dead client had comes back", FEW_TOKENS, is_eventual=True, model=RESUMPTIONS),
+    Run("a request that was overtaken takes everything over", f"{FEW_TOKENS} STEALS", ASSERTED, model=RESUMPTIONS),
+    Run("a token is valid once, although its reply was lost", f"{FEW_TOKENS} FORGETS", ASSERTED, model=RESUMPTIONS),
+    Run("the old connection keeps its number", f"{FEW_TOKENS} SHARES", ASSERTED, model=RESUMPTIONS),
+    Run("what is handed over counts for both", f"{FEW_TOKENS} COPIES", ASSERTED, model=RESUMPTIONS),
+    Run("nothing stays after the end of a connection", f"{FEW_TOKENS} DROPS", ASSERTED, model=RESUMPTIONS),
+    Run("grace times never end", f"{FEW_TOKENS} NEVER_OVER", CYCLE, is_eventual=True, model=RESUMPTIONS),
     Run("2 daemons with leases, calls that come late", LATE_CALLS, model=LEASES),
     Run("2 daemons with leases, servers that fail", "LEASE=2 MAXIMUM=1 LATE=0", model=LEASES),
     Run("2 daemons with leases, 2 permits, servers that fail", "LEASE=1 LATE=0", model=LEASES),
@@ -160,7 +160,7 @@ SHORT = [
     *(run for run in RUNS if run.defined.endswith("AFTER_RELEASE")),
     Run("2 clients take of a rate, and settle", NO_PERMIT, model=RATES),
     *(run for run in RUNS if run.defined.endswith("REFUNDS_VOID")),
-    Run("a connection that is resumed, up to 3 tokens", FEW_TOKENS, model=STAYS),
+    Run("a connection that is resumed, up to 3 tokens", FEW_TOKENS, model=RESUMPTIONS),
     *(run for run in RUNS if run.defined.endswith("STEALS")),
     Run("2 daemons with leases, no late calls", "LEASE=1 MAXIMUM=1 LATE=0 FAILOVERS=1", model=LEASES),
     *(run for run in RUNS if run.defined.endswith("NEVER_RECOVERS")),

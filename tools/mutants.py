@@ -47,7 +47,7 @@ SOURCES = (
     "engine/permits.pxd", "engine/heap.pxd", "engine/heap.pyx", "engine/held.pyx", "engine/idle_ring.pxd",
     "engine/later.pyx", "engine/gcra.pxd", "engine/list.pxd", "engine/fair.pxd",
     "protocols/counter/_counters.pxd", "protocols/counter/_takes.pxd", "protocols/counter/_charges.pxd",
-    "protocols/counter/_permits.pxd",
+    "protocols/counter/_take_fast.pxd",
     "protocols/counter/_messages.pxd", "protocols/counter/_store.pyx", "protocols/counter/_session.pyx",
     "protocols/throttr/_keys.pxd", "protocols/throttr/_channels.pxd", "protocols/throttr/_members.pxd",
     "protocols/throttr/_store.pyx", "protocols/throttr/_session.pyx",
@@ -69,7 +69,7 @@ STAGES = {
         "unit/protocols", "unit/net/test_connection.py",
     ),
     "conformance": tuple(
-        f"conformance/{room}/test_engine.py" for room in ("counter", "throttr", "sentinel", "beanstalk", "smockron")
+        f"conformance/{name}/test_engine.py" for name in ("counter", "throttr", "sentinel", "beanstalk", "smockron")
     ),
     "property": tuple(
         f"property/test_{name}.py" for name in (
@@ -80,24 +80,24 @@ STAGES = {
     "simulation": ("simulation",),
     "fuzzing": ("fuzz",),
 }  # fmt: skip
-COUNTER_ROOM = (
+COUNTER_PROTOCOL = (
     "unit/test_core", "unit/test_table", "unit/test_walk", "/counter/", "counter_model", "property/test_cuts",
     "property/test_tables",
 )  # fmt: skip
 # Part of a source's path: (tests run first, tests not run because they never reach it), each by parts of their names.
-NO_COUNTERS = (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel")
-THROTTLES = (("smockron",), (*COUNTER_ROOM[:-2], "test_wheel", "throttr", "sentinel", "beanstalk"))
+NO_COUNTERS = (*COUNTER_PROTOCOL[:-2], "property/test_tables", "test_wheel")
+THROTTLES = (("smockron",), (*COUNTER_PROTOCOL[:-2], "test_wheel", "throttr", "sentinel", "beanstalk"))
 TAKES = (("test_takes", "takes_model", "test_fair"), ("throttr", "sentinel", "beanstalk", "smockron", "test_wheel"))
 NEAR = {
-    "engine/wheel": (("test_wheel", "throttr"), COUNTER_ROOM),
-    "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel", "beanstalk", "smockron")),
+    "engine/wheel": (("test_wheel", "throttr"), COUNTER_PROTOCOL),
+    "throttr/": (("throttr",), (*COUNTER_PROTOCOL, "test_wheel", "beanstalk", "smockron")),
     "sentinel/": (("sentinel",), (*NO_COUNTERS, "throttr", "beanstalk", "smockron")),
     "beanstalk/": (("beanstalk",), (*NO_COUNTERS, "throttr", "sentinel", "smockron")),
     "smockron/": THROTTLES, "engine/gcra": THROTTLES,
     "counter/_takes": TAKES, "engine/fair": TAKES,
     "counter/": (("counter/", "counter_model"), ("throttr", "test_wheel", "beanstalk", "smockron")),
     "_core": (("test_core", "counter"), ("test_wheel",)), "engine/table": (("test_table", "counter"), ("test_wheel",)),
-    "engine/later": (("test_later", "sentinel"), ("test_wheel", "throttr", *COUNTER_ROOM)),
+    "engine/later": (("test_later", "sentinel"), ("test_wheel", "throttr", *COUNTER_PROTOCOL)),
     "engine/": (("counter", "test_table"), ("test_wheel",)),
 }  # fmt: skip
 SCORE_MIN = 95.0

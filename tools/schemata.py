@@ -31,7 +31,7 @@ FUNCTION = re.compile(r"(?:cp?def|def) (?!class )[^=]*?(\w+)\(")
 HEADER = re.compile(r"(?:if|elif|while|for|else|try|finally|except|with)\b")
 DECLARED = re.compile(r"cdef (?:const )?[\w.]+(?:\[[^\]]*\])*\** ")
 HINTS = re.compile(r"prefetch|index_peek")
-NOT_MUTATED = re.compile(r"debug_check\(|claim\(|audit_|prefetch\(|index_prefetch\(|pass\b|\"")
+NOT_MUTATED = re.compile(r"debug_check\(|requirement\(|audit_|prefetch\(|index_prefetch\(|pass\b|\"")
 
 FLIPPED = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),

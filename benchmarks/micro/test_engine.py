@@ -1,6 +1,6 @@
 """Nanoseconds a frame of the engine, no sockets; `extra_info` has them: ns_per_frame. What is timed is a whole run.
 
-test_operations: one kind of request at a time, 64 in a receive, of names that stay in the cache; the other rooms'
+test_operations: one kind of request at a time, 64 in a receive, of names that stay in the cache; the other protocols'
                  by how many are in one receive, too.
 test_batches:    acquires and releases of such names, by how many are in one receive.
 test_frames:     with ledger and without, with the prefetching pass and without. Frames for 50 sessions in turn, batches

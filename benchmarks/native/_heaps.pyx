@@ -1,6 +1,6 @@
 """Heaps with an interface for Python, for their tests. Built by benchmarks/native/__init__.py.
 
-They have all operations that a room uses, and damage(), with which tests check that the audit finds errors.
+They have all operations that a protocol uses, and damage(), with which tests check that the audit finds errors.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t

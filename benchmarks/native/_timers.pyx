@@ -1,6 +1,6 @@
 """The wheel of timers with an interface for Python, for its tests. Built by benchmarks/native/__init__.py.
 
-It has all operations that a room uses, and damage(), with which tests check that the audit finds errors.
+It has all operations that a protocol uses, and damage(), with which tests check that the audit finds errors.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t

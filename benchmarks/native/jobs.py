@@ -1,4 +1,4 @@
-"""The beanstalk room's workloads, beside those of engine.py: jobs that come and go, and jobs that come back."""
+"""The beanstalk protocol's workloads, beside those of engine.py: jobs that come and go, and jobs that come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The throttr room's workloads, beside those of engine.py: one kind of request at a time, and what follows from it."""
+"""The throttr protocol's workloads, beside those of engine.py: one kind of request at a time, and what follows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from counterd.protocols.throttr._session import ThrottrSession
     from counterd.protocols.throttr._store import ThrottrStore
 
-ENCODER = Encoder(ValueSize.UINT16)  # the room's default
+ENCODER = Encoder(ValueSize.UINT16)  # the protocol's default
 LASTING = 60_000  # hours
 TTL_MS = 100
 VALUE = 100  # bytes of a buffer and of what is published

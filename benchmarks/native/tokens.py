@@ -1,4 +1,4 @@
-"""The sentinel room's workloads, beside those of engine.py: one kind of request at a time, and leases that end."""
+"""The sentinel protocol's workloads, beside those of engine.py: one kind of request at a time, and leases that end."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from counterd.bench.asking import LoadError
+from counterd.bench.connection import LoadError
 from counterd.bench.plan import Plan, read_work
 from counterd.bench.result import percentiles
 from counterd.bench.run import run
@@ -199,8 +199,8 @@ def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seco
 def edge_of(scenario: dict[str, Any]) -> Callable[[Server, int], Figures]:
     if scenario["kind"] in clients.KINDS:
         return clients.KINDS[scenario["kind"]]
-    rooms = {"counter": waiting, "throttr": keys, "sentinel": tokens, "beanstalk": queues, "smockron": throttles}
-    return getattr(rooms.get(scenario.get("room", ""), edges), scenario["kind"])
+    protocols = {"counter": waiting, "throttr": keys, "sentinel": tokens, "beanstalk": queues, "smockron": throttles}
+    return getattr(protocols.get(scenario.get("protocol", ""), edges), scenario["kind"])
 
 
 def lowest_peak(running: dict[str, Server], plan: Plan, failures: dict[str, str]) -> float:

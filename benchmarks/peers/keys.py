@@ -1,5 +1,5 @@
-"""What the throttr room costs at its edges, and redis with the same: memory of a key, a million that expire at once, an
-event for ten thousand, and subscribers that do not read.
+"""What the throttr protocol costs at its edges, and redis with the same: memory of a key, a million that expire at
+once, an event for ten thousand, and subscribers that do not read.
 
 Each function takes a server that runs and gives {figure: number}, its unit last in the name. Numbers of the throttr
 protocol have four bytes here: the scenarios say so to the server.

@@ -1,4 +1,4 @@
-"""What the beanstalk room costs at its edges, and beanstalkd with the same: memory of a job that waits.
+"""What the beanstalk protocol costs at its edges, and beanstalkd with the same: memory of a job that waits.
 
 Each function takes a server that runs and gives {figure: number}, its unit last in the name.
 """

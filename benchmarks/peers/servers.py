@@ -3,7 +3,7 @@
 counterd    the installed one, with its defaults
 raw loop    an epoll loop in C around counterd's own session: what the system calls of a server cost at least
 yrmcdsd     the server that counterd replaces, two workers
-redis       redis-server, without persistence; "redis Lua" the same, asked by scripts for what a sentinel room does
+redis       redis-server, without persistence; "redis Lua" the same, asked by scripts for what a sentinel protocol does
 memcached   one thread, incr and decr
 beanstalkd  as it is; "-b" with its log, which reaches the disk every 50 ms, "-b -f0" with each change
 pyzmq loop  a SUB socket of libzmq in Python that receives messages, and does nothing with them: receiving.py
@@ -44,7 +44,7 @@ CONNECTIONS_MAX = 20_000
 START_S = 20.0
 POLL_S = 0.001  # largest error of the time of a start
 BUCKETS = 1_000_000
-FLOWS = 1000  # semaphores of a sentinel room, and as many rates
+FLOWS = 1000  # semaphores of a sentinel protocol, and as many rates
 LIMIT = 1_000_000
 OFFLINE_MS = 1000  # time until a disconnected client loses its tokens
 THROTTLED = "throttled"  # a domain of a smockron master in which all identifiers wait for a day
@@ -120,23 +120,25 @@ def allow_connections() -> None:
 
 
 @contextlib.contextmanager
-def counterd(core: int | None = None, *settings: str, room: str = "counter") -> Iterator[Server]:
-    """Runs the daemon with one room on a free port of loopback. settings: KEY=VALUE; all others have their defaults."""
-    alone = [] if room == "counter" else ["counter.enable=false", f"{room}.enable=true"]  # rooms share descriptors
-    chosen = [*alone, f"{room}.port=0", f"{room}.bind=127.0.0.1", *settings]
-    if room == "smockron":
+def counterd(core: int | None = None, *settings: str, protocol: str = "counter") -> Iterator[Server]:
+    """Runs the daemon with one protocol on a free port of loopback. settings: KEY=VALUE; others have their defaults."""
+    alone = [] if protocol == "counter" else ["counter.enable=false", f"{protocol}.enable=true"]  # shared descriptors
+    chosen = [*alone, f"{protocol}.port=0", f"{protocol}.bind=127.0.0.1", *settings]
+    if protocol == "smockron":
         chosen.append("smockron.control_port=0")
     command = [sys.executable, "-m", "counterd", *(word for each in chosen for word in ("--set", each))]
     with _process(command, core, stderr=subprocess.PIPE, text=True) as process:
         ports = {}
         for line in process.stderr:
-            if found := re.search(rf"({room}\S*) listens on 127\.0\.0\.1:(\d+)", line):  # a line of text or of JSON
+            if found := re.search(rf"({protocol}\S*) listens on 127\.0\.0\.1:(\d+)", line):  # a line of text or of JSON
                 ports[found[1]] = int(found[2])
             if "ready" in line:
                 break
         else:
             raise RuntimeError(f"counterd did not come up (exit status {process.wait()})")
-        yield Server("counterd", room, process.pid, ports[room], control_port=ports.get(f"{room}-control", 0))
+        yield Server(
+            "counterd", protocol, process.pid, ports[protocol], control_port=ports.get(f"{protocol}-control", 0)
+        )
 
 
 @contextlib.contextmanager
@@ -224,31 +226,31 @@ STARTS: dict[str, Callable[[int | None], contextlib.AbstractContextManager[Serve
     "memcached": memcached,
     "yrmcdsd": yrmcdsd,
 }
-# Peers of the sentinel room, and of Takes.
+# Peers of the sentinel protocol, and of Takes.
 SCRIPTED = {
     "redis Lua": functools.partial(redis, name="redis Lua", protocol="redis-lua"),
     "redis Lua, estimated": functools.partial(redis, name="redis Lua, estimated", protocol="redis-lua", work="counts"),
 }
-# Peers of the beanstalk room.
+# Peers of the beanstalk protocol.
 QUEUES = {
     "beanstalkd": beanstalkd,
     "beanstalkd -b": functools.partial(beanstalkd, log=("-b",)),
     "beanstalkd -b -f0": functools.partial(beanstalkd, log=("-b", "-f0")),
 }
-# Peers of the smockron room: they do only a part of a master's work.
+# Peers of the smockron protocol: they do only a part of a master's work.
 MASTERS = {"pyzmq loop": pyzmq_loop}
 
 
 def starts_of(scenario: dict[str, Any]) -> dict[str, Callable[[int | None], contextlib.AbstractContextManager[Server]]]:
-    """Returns the servers that a scenario can use, by name. A scenario's room and settings apply to counterd."""
-    if "room" not in scenario:
+    """Returns the servers that a scenario can use, by name. A scenario's protocol and settings apply to counterd."""
+    if "protocol" not in scenario:
         return STARTS
-    ours = functools.partial(_with_settings, settings=scenario.get("settings", []), room=scenario["room"])
+    ours = functools.partial(_with_settings, settings=scenario.get("settings", []), protocol=scenario["protocol"])
     return {**STARTS, **SCRIPTED, **QUEUES, **MASTERS, "counterd": ours}
 
 
 @contextlib.contextmanager
-def _with_settings(core: int | None, settings: list[str], room: str) -> Iterator[Server]:
+def _with_settings(core: int | None, settings: list[str], protocol: str) -> Iterator[Server]:
     """Runs counterd. Replaces {directory} in settings by an empty one, {redis} by the URL of one on the load's core."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
@@ -256,17 +258,17 @@ def _with_settings(core: int | None, settings: list[str], room: str) -> Iterator
         if any("{redis}" in each for each in settings):
             given["redis"] = f"redis://127.0.0.1:{stack.enter_context(redis(two_cores()[1])).port}"
         settings = [each.format(**given) for each in settings]
-        if room == "sentinel":
+        if protocol == "sentinel":
             rules = Path(directory) / "rules.json"
             rules.write_text(sentinel.rules_of(FLOWS, LIMIT, **LEASE))
             settings = [*settings, f"sentinel.rules={rules}", f"sentinel.max_allowed_qps={10**9}"]
-        if room == "smockron":
+        if protocol == "smockron":
             rules = Path(directory) / "rules.json"
             rules.write_text(
                 json.dumps({**json.loads(smockron.rules_of(1, LIMIT)), THROTTLED: {"interval": "1 day", "burst": 0}})
             )
             settings = [*settings, f"smockron.rules={rules}"]
-        yield stack.enter_context(counterd(core, *settings, room=room))
+        yield stack.enter_context(counterd(core, *settings, protocol=protocol))
 
 
 def _find(program: str) -> str | None:

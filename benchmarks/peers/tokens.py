@@ -1,4 +1,4 @@
-"""What the sentinel room costs at its edges: memory of a token that is held, and a million of them that end at once.
+"""What the sentinel protocol costs at its edges: memory of a token that is held, and a million that end at once.
 
 Each function takes a server that runs and gives {figure: number}, its unit last in the name. How many flows there are,
 and when a client that has gone loses its tokens, is in the rules of servers.py.
@@ -10,7 +10,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from counterd.bench.asking import Place
+from counterd.bench.connection import Place
 from counterd.bench.dialects.redis_lua import LEASE_MS, TOKEN, install, requests_of
 from counterd.bench.dialects.sentinel import FIRST_SEMAPHORE
 from counterd.bench.plan import Plan

@@ -1,5 +1,5 @@
 /*
- * Acquire, release, close and reclaim of the counter room's engine (src/counterd/_core.pxd, _core.pyx), for spin.
+ * Acquire, release, close and reclaim of the counter protocol's engine (src/counterd/_core.pxd, _core.pyx), for spin.
  *
  * The daemon is one thread, so each call into the engine is one indivisible step (d_step); what interleaves are these
  * calls, the clients, and the messages between them. Each connection number has a client at one end and the server's

@@ -1,5 +1,5 @@
 /*
- * Takes of the counter room's engine that wait for several counters (src/counterd/protocols/counter/_takes.pxd and
+ * Takes of the counter protocol's engine that wait for several counters (src/counterd/protocols/counter/_takes.pxd and
  * _store.pyx, engine/fair.pxd), for spin.
  *
  * As in engine.pml each call into the engine is one indivisible step; what interleaves are these calls, the clients, and

@@ -40,7 +40,7 @@ cdef struct Frame:          # one parsed request
     uint32_t size           # bytes of the whole frame
     uint32_t key_size       # 0 = the request has no key
     uint32_t tag            # of the key
-    uint8_t verdict         # what the protocol decided while parsing
+    uint8_t parse_result    # what the protocol decided while parsing
     uint64_t skip           # after SKIP: bytes to discard, from `data` on
 
 
@@ -57,9 +57,9 @@ cdef class Store:
     cdef bint has_work          # tick() or take_dirty() may have become due: look at next_deadline()
     cdef object make_session
     cdef list dirty             # sessions for take_dirty(), each once
-    cdef list orphans           # connections whose sessions were collected during a call: tick() forgets them
+    cdef list collected         # connections whose sessions were collected during a call: tick() forgets them
     cdef readonly uint64_t durable  # the journal is on disk up to this position
-    cdef list behind            # sessions whose replies wait for a later position, each once
+    cdef list awaiting_journal  # sessions whose replies wait for a later position, each once
     cdef readonly uint64_t sessions_open
     cdef readonly uint64_t sessions_total
     cdef readonly uint64_t bytes_in
@@ -94,9 +94,9 @@ cdef class Session:
     cdef size_t kept_capacity
     cdef uint32_t connection    # its number in the region; 0 once that has ended there
     cdef readonly uint64_t requests     # frames executed so far
-    cdef readonly State state   # changed by settle() and detach() only
+    cdef readonly State state   # changed by update_state() and detach() only
     cdef uint32_t position      # next record of the long reply under way; 0 = there is none
-    cdef bint stops             # the call stops before the next frame, and settles the state
+    cdef bint stops             # the call stops before the next frame, and updates the state
     cdef bint unfinished        # kept requests can be executed in the next call
     cdef bint waiting           # a request is parked until resume()
     cdef bint input_over        # the peer has sent its last byte, or framing is lost
@@ -113,7 +113,7 @@ cdef class Session:
     cdef Frame skipped
     cdef readonly bint dropped  # the caller closes at once and discards pending output
     cdef bint is_dirty          # in store.dirty
-    cdef bint is_behind         # in store.behind
+    cdef bint awaits_journal    # in store.awaiting_journal
     cdef bint blocked           # the caller waits for the peer to read
 
     cpdef bytes receive(self, bytes data, int64_t now_ns)
@@ -132,12 +132,12 @@ cdef class Session:
     cdef int resume(self, bytes reply) except -1
     cdef void hold_back(self, uint64_t position) noexcept
     cdef void break_off(self) noexcept
-    cdef void settle(self) noexcept
+    cdef void update_state(self) noexcept
     cdef bint can_post(self, size_t size) noexcept
     cdef int post(self, bytes message) except -1
     cdef int drop(self) except -1
     cdef int drop_overdue(self) except -1
-    cdef int tell_dirty(self) except -1
+    cdef int mark_dirty(self) except -1
     cdef bytes take_posted(self)
     cdef bint has_due(self) noexcept
     cdef int update_held(self) except -1
@@ -153,7 +153,7 @@ cdef class Session:
     cdef int run_kept(self) except -1
     cdef int keep(self, const uint8_t* data, size_t size) except -1
     cdef bint has_request(self) noexcept
-    cdef void leave(self) noexcept
+    cdef void give_back(self) noexcept
     cdef void drop_kept(self) noexcept
     cdef void detach(self) noexcept
 

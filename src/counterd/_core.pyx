@@ -52,7 +52,7 @@ cdef class Store:
         self.posted_max = posted_max
         self.now_ns = now_ns
         self.scheduled_ns = INT64_MAX
-        self.dirty, self.behind, self.orphans = [], [], []
+        self.dirty, self.awaiting_journal, self.collected = [], [], []
         self.out = <uint8_t*>PyMem_RawMalloc(OUTPUT_MAX + reply_max)
         if self.out == NULL:
             raise MemoryError("no room for the replies of one call")
@@ -115,7 +115,7 @@ cdef class Store:
         try:
             return self.make_session(self) if port == 0 else self.make_session(self, port)
         finally:
-            orphans_forget(self)  # such as the session that was just made, if its subclass found no room
+            collected_forget(self)  # such as the session that was just made, if its subclass found no room
             self.end_call()
 
     cdef void forget(self, uint32_t connection) noexcept:
@@ -125,7 +125,7 @@ cdef class Store:
     cpdef int64_t next_deadline(self):
         """Returns when tick() or take_dirty() is due, in ns on the caller's clock, or 0 for now, or -1 for never."""
         cdef int64_t due_ns = 0
-        if not self.dirty and not self.orphans:
+        if not self.dirty and not self.collected:
             self.begin_call(self.now_ns)
             try:
                 due_ns = self.due_ns()
@@ -147,7 +147,7 @@ cdef class Store:
         """Does the work that is due, for at most half a millisecond."""
         self.begin_call(now_ns)
         try:
-            orphans_forget(self)
+            collected_forget(self)
             self.run_due()
         finally:
             self.end_call()
@@ -171,15 +171,15 @@ cdef class Store:
 
     def reach(self, uint64_t position, int64_t now_ns):
         """Releases the replies that waited for the journal, which is now on disk up to `position`."""
-        cdef list behind = self.behind
+        cdef list awaiting_journal = self.awaiting_journal
         cdef Session session
         self.durable = max(self.durable, position)
-        self.behind = []
+        self.awaiting_journal = []
         with self.at(now_ns):
-            for session in behind:
+            for session in awaiting_journal:
                 session.update_held()
-                if session.is_behind:
-                    self.behind.append(session)
+                if session.awaits_journal:
+                    self.awaiting_journal.append(session)
 
     def snapshot(self):
         """Returns the store's current figures by name."""
@@ -236,10 +236,10 @@ cdef class Store:
         return 0
 
 
-cdef int orphans_forget(Store store) except -1:
+cdef int collected_forget(Store store) except -1:
     """Forgets the connections whose sessions were garbage-collected during a call."""
-    while store.orphans:
-        store.forget(store.orphans.pop())
+    while store.collected:
+        store.forget(store.collected.pop())
     return 0
 
 
@@ -281,8 +281,8 @@ cdef class Session:
     """The state machine of one connection: gets bytes, returns bytes.
 
     A subclass defines what a frame is (`parse_frame`), what it does (`execute_frame`), how a long reply continues
-    (`produce`) and what happens to a parked request whose event will not come (`end_wait`). After each call, `settle`
-    chooses the next `State` from the work that remains. `detach` sets the last state.
+    (`produce`) and what happens to a parked request whose event will not come (`end_wait`). After each call,
+    `update_state` chooses the next `State` from the work that remains. `detach` sets the last state.
     """
 
     def __cinit__(self, Store store not None, int port=0):
@@ -306,7 +306,7 @@ cdef class Session:
                 self.detach()
             return
         if self.connection:  # collected during another session's call, which must not be disturbed
-            store.orphans.append(self.connection)
+            store.collected.append(self.connection)
             store.has_work = True
             self.connection = 0
         self.detach()
@@ -368,7 +368,7 @@ cdef class Session:
                 output = self.held.take(self.store.durable, OUTPUT_MAX)
                 self.store.bytes_out += PyBytes_GET_SIZE(output)
                 self.unfinished = self.kept_size != 0
-                self.settle()
+                self.update_state()
                 return output
             if self.position:
                 self.produce()
@@ -405,7 +405,7 @@ cdef class Session:
         if self.waiting:
             with self.store.at(now_ns):
                 self.end_wait(HALF_CLOSED)
-                self.settle()
+                self.update_state()
 
     cdef int resume(self, bytes reply) except -1:
         """Ends the wait of the parked request, with or without a reply. take_output() executes input that was kept."""
@@ -413,8 +413,8 @@ cdef class Session:
         self.unfinished = self.kept_size != 0
         if reply is not None:
             return self.post(reply)
-        self.settle()
-        return self.tell_dirty()
+        self.update_state()
+        return self.mark_dirty()
 
     cdef int end_wait(self, Why why) except -1:
         """Called when a parked request can no longer be granted. Removes it from its queue, and calls resume().
@@ -438,11 +438,12 @@ cdef class Session:
         return self.held is not None and self.held.is_due(self.store.durable)
 
     cdef int update_held(self) except -1:
-        """Called when held replies may have become due. Sets is_behind, but leaves store.behind to the caller."""
-        self.is_behind = held_size(self) != 0 and self.held.last_position() > self.store.durable
+        """Called when held replies may have become due. Sets awaits_journal, but leaves store.awaiting_journal to the
+        caller."""
+        self.awaits_journal = held_size(self) != 0 and self.held.last_position() > self.store.durable
         if self.has_due():
-            self.settle()
-            self.tell_dirty()
+            self.update_state()
+            self.mark_dirty()
         return 0
 
     cdef bytes hold_replies(self):
@@ -455,9 +456,9 @@ cdef class Session:
                 self.held = HeldReplies()
             if self.held.size:
                 self.barrier = max(self.barrier, self.held.last_position())
-            if not self.is_behind:
-                self.is_behind = True
-                store.behind.append(self)
+            if not self.awaits_journal:
+                self.awaits_journal = True
+                store.awaiting_journal.append(self)
             self.held.add(self.barrier, PyBytes_FromStringAndSize(<const char*>store.out + free, size))
             self.stops = True
         self.barrier = 0
@@ -482,11 +483,11 @@ cdef class Session:
         self.posted.append(message)
         self.posted_size += PyBytes_GET_SIZE(message)
         self.stops = True
-        self.settle()
+        self.update_state()
         if self.blocked or self.position or held_size(self):
             self.drop_overdue()
         if not self.blocked and not self.position:
-            self.tell_dirty()
+            self.mark_dirty()
         return 0
 
     cpdef wait(self):
@@ -504,7 +505,7 @@ cdef class Session:
             self.end_wait(GONE)
         self.dropped = True
         self.detach()
-        return self.tell_dirty()
+        return self.mark_dirty()
 
     cdef int drop_overdue(self) except -1:
         if self.posted_size > self.store.posted_max and len(self.posted) > 1:
@@ -512,7 +513,7 @@ cdef class Session:
             self.drop()
         return 0
 
-    cdef int tell_dirty(self) except -1:
+    cdef int mark_dirty(self) except -1:
         if not self.is_dirty:
             self.is_dirty = True
             self.store.dirty.append(self)
@@ -530,7 +531,7 @@ cdef class Session:
         PyList_SetSlice(posted, 0, count, ())  # `del` creates a slice object and its integers: 300 instructions
         self.posted_size -= size
         self.store.bytes_out += size
-        self.settle()
+        self.update_state()
         return output
 
     cpdef closed(self, int64_t now_ns):
@@ -546,7 +547,7 @@ cdef class Session:
     cdef void detach(self) noexcept:
         self.state = CLOSING
         self.waiting = False
-        self.leave()
+        self.give_back()
         self.drop_kept()
         self.posted = None
         self.posted_size = 0
@@ -556,10 +557,10 @@ cdef class Session:
             self.store.sessions_open -= 1
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
-        """Returns the frame's size in bytes. 0: more bytes are needed. -1: framing is lost; frame.verdict says why.
+        """Returns the frame's size. 0: more bytes are needed. -1: framing is lost; frame.parse_result says why.
 
         SKIP: the machine discards frame.skip bytes from `data` on as they arrive, and then executes the frame without
-        data. frame.verdict says which reply to send.
+        data. frame.parse_result says which reply to send.
         """
         return -1
 
@@ -589,7 +590,7 @@ cdef class Session:
         self.broken = self.input_over = True
         self.stops = True
 
-    cdef void settle(self) noexcept:
+    cdef void update_state(self) noexcept:
         """Sets the state from the work that remains."""
         cdef State state
         if self.state == CLOSING:
@@ -609,12 +610,12 @@ cdef class Session:
         else:
             state = CLOSING
         if state == CLOSING:
-            self.leave()
+            self.give_back()
         debug_check(state == self.state or FOLLOWERS[<int>self.state] >> <int>state & 1)
         self.state = state
 
     cdef bytes end_call(self):
-        """Settles the state and returns a copy of the output."""
+        """Updates the state and returns a copy of the output."""
         cdef Store store = self.store
         cdef bytes output
         if self.barrier or held_size(self):
@@ -623,9 +624,9 @@ cdef class Session:
             output = PyBytes_FromStringAndSize(<const char*>store.out, store.out_size)
             store.bytes_out += store.out_size
         if self.input_over and not self.awaited and not self.waiting and not (self.kept_size and self.has_request()):
-            self.leave()  # no request remains, and pending output needs no holdings
+            self.give_back()    # no request remains, and pending output needs no holdings
         if self.state != READING or self.unfinished or self.position or self.stops:
-            self.settle()
+            self.update_state()
         if self.kept != NULL and (self.kept_size == 0 or self.state == CLOSING):
             self.drop_kept()
         return output
@@ -712,7 +713,7 @@ cdef class Session:
         self.skipping = frame.skip
         self.skipped.data = self.skipped.key = NULL
         self.skipped.size = self.skipped.key_size = self.skipped.tag = 0
-        self.skipped.verdict = frame.verdict
+        self.skipped.parse_result = frame.parse_result
         return self.discard(size)
 
     cdef size_t discard(self, size_t size) except? 0:
@@ -765,7 +766,7 @@ cdef class Session:
             return self.skipping <= self.kept_size
         return self.parse_frame(self.kept + self.kept_start, self.kept_size, &frame) != 0
 
-    cdef void leave(self) noexcept:
+    cdef void give_back(self) noexcept:
         if self.connection:
             self.store.forget(self.connection)
             self.connection = 0

@@ -1,8 +1,8 @@
 """The contract: which methods of a protocol `net` and `control` may call, and which of theirs a protocol may call.
 
-Floor 0 (ARCHITECTURE.md): declarations, which a type checker enforces on both sides. A protocol registers itself as a
-Room. The Room lists the optional abilities of the protocol (Windows, Files, tables, Extensions, Journal, Shared, drain
-mode).
+Floor 0 (ARCHITECTURE.md): declarations, which a type checker enforces on both sides. A protocol registers itself with a
+ProtocolSpec. The ProtocolSpec lists the optional abilities of the protocol (Windows, Files, tables, Extensions,
+Journal, Shared, drain mode).
 
 - Time is an argument: nanoseconds on the caller's monotonic clock. No protocol reads a clock, a file or a socket.
 - Calls of one store and its sessions do not nest.
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator, Sequence
 
-    from counterd.listing import Figure, Table
     from counterd.settings import Setting
+    from counterd.tables import Figure, Table
 
 _T = TypeVar("_T")
 
@@ -624,8 +624,8 @@ class Extensions:
 
 
 @dataclass(frozen=True)
-class Room:
-    """A protocol. The package of a protocol exports a Room as ROOM.
+class ProtocolSpec:
+    """A protocol. The package of a protocol exports a ProtocolSpec as PROTOCOL.
 
     settings: a frozen dataclass whose fields are the protocol's own settings, without the prefix `name.` (see
         counterd.settings). `control` adds the settings that every listener has.

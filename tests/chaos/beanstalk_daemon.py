@@ -1,4 +1,4 @@
-"""The daemon of the beanstalk protocol, which chaos kills, and which starts again with the jobs that it had."""
+"""The daemon of the beanstalk protocol, which chaos kills, and which starts again with the jobs it had."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-ROOM = "beanstalk"
+DIALECT = "beanstalk"
 FAILS = r"the journal cannot be written|the journal process exited"  # logged because of faults
 FILLED = b"fill"  # the tube of the client that uses all memory
 JOBS_MEMORY = "2M"  # so little that one client can use all of it
@@ -57,8 +57,8 @@ def look(peer: Peer) -> Listing:
 
 
 class BeanstalkDaemon(KillableDaemon):
-    room = ROOM
-    ports = {"beanstalk.port": ROOM}  # noqa: RUF012 - nobody changes it
+    dialect = DIALECT
+    ports = {"beanstalk.port": DIALECT}  # noqa: RUF012 - nobody changes it
     restarted = (Restarted(), ("OK", None, b""))
 
     def __init__(self, directory: Path, settings: Mapping[str, object], program: Sequence[str]) -> None:

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from chaos import rooms
-from chaos.counter_room import CounterRoom
-from chaos.room import MORE
+from chaos import dialects
+from chaos.counter_dialect import CounterDialect
+from chaos.dialect import MORE
 from counterd.errors import ProtocolError
 from counterd.protocols.counter.wire import Opcode, Response
 from history import Recorder
@@ -40,7 +40,7 @@ from kit import peers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chaos.room import Room
+    from chaos.dialect import Dialect
 
 CONNECTIONS = 3  # of a process
 IDS = 10_000  # clients that a process can number
@@ -60,7 +60,7 @@ WAYS = ("close", "reset", "half_close", "release")  # to leave
 class Plan(NamedTuple):
     """What a process is told at its start. address: a path, or host and port. slot: its slot's number."""
 
-    room: str
+    dialect: str
     address: str | list[Any]
     seed: str
     slot: int
@@ -81,7 +81,7 @@ class Connection:
     def __init__(self, worker: Worker, client: int) -> None:
         self.worker = worker
         self.client = client
-        self.room: Room = worker.make_room(client)
+        self.dialect: Dialect = worker.make_dialect(client)
         self.recorder = Recorder(worker.path, client)
         self.waiting: collections.deque[tuple[Any, int | None]] = collections.deque()
         self.takes: dict[int, tuple[Take, int]] = {}  # by opaque: answered in any order
@@ -139,8 +139,8 @@ class Connection:
         if self.vanishes and not self.closing:
             self.vanish()
         elif not self.waiting and not self.closing and now_s >= self.next_s:
-            self.ask([self.room.hello()] if self.fresh else self.room.batch())
-            if isinstance(self.room, CounterRoom) and (way := self.room.ends()):
+            self.ask([self.dialect.hello()] if self.fresh else self.dialect.batch())
+            if isinstance(self.dialect, CounterDialect) and (way := self.dialect.ends()):
                 getattr(self, way)()
 
     def receive(self) -> None:
@@ -148,16 +148,16 @@ class Connection:
             data = self._try(self.socket.recv, RECEIVE_SIZE)
             if not data:
                 raise Ended("end of stream")
-            for answer in self.room.feed(data):
+            for answer in self.dialect.feed(data):
                 if isinstance(answer, Told):
                     self.recorder.end(self.recorder.start(answer), True)
                 elif isinstance(answer, Response) and answer.opcode == Opcode.TAKE and answer.opaque in self.takes:
                     call, token = self.takes.pop(answer.opaque)
-                    self.recorder.end(token, self.room.take(call, answer))
+                    self.recorder.end(token, self.dialect.take(call, answer))
                 else:
                     self._answered(answer)
             if not self.waiting:
-                self.next_s = time.monotonic() + self.room.chance.random() * THINK_S
+                self.next_s = time.monotonic() + self.dialect.chance.random() * THINK_S
 
     def connected(self) -> None:
         if error := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -168,7 +168,7 @@ class Connection:
         if not self.waiting:
             raise ProtocolError(f"an answer that nothing asked for: {answer}")
         call, token = self.waiting[0]
-        told = self.room.take(call, answer)
+        told = self.dialect.take(call, answer)
         if told is MORE:
             return
         self.waiting.popleft()
@@ -176,7 +176,7 @@ class Connection:
             self.recorder.end(token, told)
         if self.fresh:
             self.fresh = False
-            if not self.room.is_welcome(told):
+            if not self.dialect.is_welcome(told):
                 self.end()
                 raise Ended("turned away")
             self.worker.let_in(self)
@@ -234,38 +234,38 @@ class Connection:
 
     def release(self) -> None:
         """Gives back all holdings, as clients should, and then ends."""
-        self.ask(self.room.give_back())
+        self.ask(self.dialect.give_back())
         self.half_close()
 
     def garbage(self) -> None:
-        if self.room.forgives:
-            self.ask([(rooms.GARBAGE, self.room.garbage())])
+        if self.dialect.forgives:
+            self.ask([(dialects.GARBAGE, self.dialect.garbage())])
             return
         self.end()
         self.closing = True
         self.deadline_s = time.monotonic() + GOODBYE_S
-        self.waiting.append((rooms.GARBAGE, None))
-        self.to_send += self.room.garbage()
+        self.waiting.append((dialects.GARBAGE, None))
+        self.to_send += self.dialect.garbage()
         self.send()
 
     def truncated(self) -> None:
         """Sends a part of a request, which must never count as one."""
         self.end()
-        self.to_send += self.room.truncated()
+        self.to_send += self.dialect.truncated()
         self.send()
         raise Ended("truncated")
 
     def slow(self) -> None:
         """Requests more than it reads, and keeps its holdings. The server may cut off such a client."""
         self.end()
-        self.deaf_until_s = time.monotonic() + self.room.chance.uniform(*DEAF_S)
+        self.deaf_until_s = time.monotonic() + self.dialect.chance.uniform(*DEAF_S)
         self.worker.watch(self)
-        self.ask(self.room.much())
+        self.ask(self.dialect.much())
 
     def fill(self) -> None:
         """Takes everything that is free, and ends with it."""
         self.full_until_s = time.monotonic() + FULL_S
-        self.ask(self.room.all())
+        self.ask(self.dialect.all())
 
 
 class Worker:
@@ -280,7 +280,7 @@ class Worker:
         self.clients = 0
         self.leaving = False
         self.greeting = False
-        self.make_room: Callable[[int], Room] = NotImplemented
+        self.make_dialect: Callable[[int], Dialect] = NotImplemented
         self.ghosts: list[socket.socket] = []  # of connections that another one is to go on with
         self._told = b""
 
@@ -355,8 +355,8 @@ class Worker:
         elif connection.closing and (owed := [str(call) for call, token in connection.waiting if token is not None]):
             say("owed", connection.client, f"{why}: {', '.join(owed)}")
         connection.end()
-        if isinstance(connection.room, CounterRoom):
-            connection.room.offer_token(self.plan.is_far)
+        if isinstance(connection.dialect, CounterDialect):
+            connection.dialect.offer_token(self.plan.is_far)
         self.again_s[self.connections.index(connection)] = time.monotonic() + AGAIN_S * connection.fresh
         self.connections[self.connections.index(connection)] = None
         with contextlib.suppress(KeyError, ValueError):  # one that is deaf is not watched, and may be closed already
@@ -386,8 +386,8 @@ class Worker:
     def round(self, number: int, directory: str) -> None:
         self.path = Path(directory) / f"{self.plan.number}.history"
         chance = random.Random(f"{self.plan.seed} {number} {self.plan.slot} {self.plan.number}")
-        self.make_room = functools.partial(rooms.ROOMS[self.plan.room], chance, number)
-        CounterRoom.resumables.clear()
+        self.make_dialect = functools.partial(dialects.DIALECTS[self.plan.dialect], chance, number)
+        CounterDialect.resumables.clear()
         self.connections = [None] * CONNECTIONS
         self.leaving = self.greeting = False
 
@@ -398,7 +398,7 @@ class Worker:
         connection = self.connections[which % CONNECTIONS]
         if connection is None or connection.fresh or connection.closing or connection.deaf_until_s:
             return
-        if kind == "take_over" and not getattr(connection.room, "token", b""):
+        if kind == "take_over" and not getattr(connection.dialect, "token", b""):
             kind = "close"
         say("did", connection.client, kind)
         self.guarded(connection, getattr(connection, kind))
@@ -422,7 +422,7 @@ class Worker:
             if connection.fresh:
                 self.bury(connection, "leaves")
             elif not connection.closing:
-                self.guarded(connection, getattr(connection, connection.room.chance.choice(WAYS)))
+                self.guarded(connection, getattr(connection, connection.dialect.chance.choice(WAYS)))
 
 
 def say(*words: Any) -> None:

@@ -24,7 +24,7 @@ class KillableDaemon:
     restarts: those of this round. begun_ns: since when it has been running. log: the lines of all killed processes.
     """
 
-    room: ClassVar[str]
+    dialect: ClassVar[str]
     ports: ClassVar[dict[str, str]]
     restarted: ClassVar[tuple[Any, Any]]  # the call for a restart in the history, and its answer
 
@@ -44,7 +44,7 @@ class KillableDaemon:
     def _begin(self) -> None:
         """Starts it, with the ports that it had before, if any."""
         self.counterd = self._running.enter_context(
-            daemon.running(self.directory / f"{self.room} daemon", self.settings, program=self.program)
+            daemon.running(self.directory / f"{self.dialect} daemon", self.settings, program=self.program)
         )
         self.begun_ns = time.monotonic_ns()
         for key, who in self.ports.items():
@@ -61,7 +61,7 @@ class KillableDaemon:
 
     def figure(self, name: str) -> int:
         """Returns a figure of the protocol, which the daemon logs."""
-        (value,) = re.findall(rf" {name}=(\d+)", self.counterd.logged_stats([self.room], LONG_S)[self.room])
+        (value,) = re.findall(rf" {name}=(\d+)", self.counterd.logged_stats([self.dialect], LONG_S)[self.dialect])
         return int(value)
 
     def take_restarts(self) -> list[Operation]:

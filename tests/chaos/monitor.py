@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from chaos.room import JOBS, sign_of_life
+from chaos.dialect import JOBS, sign_of_life
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.clients import IDS, Plan
-from chaos.room import JOBS
+from chaos.dialect import JOBS
 from kit import daemon
 from kit.machine import LONG_S
 
@@ -35,7 +35,7 @@ SLOTS = (
 
 
 class Slot(NamedTuple):
-    room: str
+    dialect: str
     place: str
 
 
@@ -103,9 +103,9 @@ class ClientProcesses:
         yield from self.workers
         yield from self.gone
 
-    def let_in(self, room: str) -> list[int]:
+    def let_in(self, dialect: str) -> list[int]:
         """The clients of a protocol that the server has admitted in this round. Other threads may call it."""
-        workers = {worker for worker in (*self.gone, *self.workers) if worker.slot.room == room}
+        workers = {worker for worker in (*self.gone, *self.workers) if worker.slot.dialect == dialect}
         return sorted(line[1] for worker in workers for line in list(worker.said) if line[0] == "here")
 
     def begin(self, number: int, directory: Path) -> None:
@@ -161,13 +161,13 @@ class ClientProcesses:
     def _start(self, place: int) -> Worker:
         self._count += 1
         slot = Slot(*self.slots[place])
-        plan = Plan(slot.room, self.world.addresses[slot], self.seed, place, self._count)
+        plan = Plan(slot.dialect, self.world.addresses[slot], self.seed, place, self._count)
         words = self.world.words(slot.place)
         return Worker(self._count, slot, [*words, sys.executable, str(CLIENTS), json.dumps(plan._asdict())])
 
 
 def wait_for(worker: Worker, word: str) -> None:
-    what = f"client process {worker.number}, {worker.slot.room} {worker.slot.place}, has {word}"
+    what = f"client process {worker.number}, {worker.slot.dialect} {worker.slot.place}, has {word}"
     daemon.wait_until(lambda: worker.has_said(word), what, LONG_S)
 
 

@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos import faults, rooms, sentinel_rules, verdict, world
-from chaos.beanstalk_daemon import ROOM, asking, look
+from chaos import dialects, faults, sentinel_rules, verdict, world
+from chaos.beanstalk_daemon import DIALECT, asking, look
+from chaos.dialect import JOBS
 from chaos.monitor import MONITORS
 from chaos.processes import SLOTS, ClientProcesses, Slot
-from chaos.room import JOBS
 from counterd.client import Client, throttr
 from counterd.errors import CounterdError
 from counterd.protocols.beanstalk import wire as beanstalk_wire
@@ -92,10 +92,10 @@ class Chaos:
         slots = [slot for slot in map(Slot._make, SLOTS) if slot in place.addresses]
         self.processes = ClientProcesses(place, seed, slots)
         self.monitors = {
-            room: kind(place.addresses[room, "unix"], functools.partial(self.processes.let_in, room))
-            for room, kind in MONITORS.items()
+            dialect: kind(place.addresses[dialect, "unix"], functools.partial(self.processes.let_in, dialect))
+            for dialect, kind in MONITORS.items()
         }
-        self.jobs: dict[str, Listing] = {}  # by room, that there were at the end of the round, if it came to that
+        self.jobs: dict[str, Listing] = {}  # by dialect, that there were at the end of the round, if it came to that
         self.passed_s = -sentinel_rules.WINDOW_MAX_S  # when rates were last asked for, other than by clients
         self.left = self._what_it_has()
 
@@ -125,13 +125,13 @@ class Chaos:
         found = self._settle()
         moments.append(time.monotonic())
         workers = {worker.number: worker for worker in self.processes.all}
-        filled = frozenset(self.processes.slots[fault.slot].room for fault in plan if fault.kind == "fill")
+        filled = frozenset(self.processes.slots[fault.slot].dialect for fault in plan if fault.kind == "fill")
         ends = verdict.Ends(
             workers, driver.disturbed_ns, time.monotonic_ns(), filled, driver.loads, driver.limited,
             self.world.beanstalk.take_restarts(), self.jobs, self.world.smockron.take_restarts(),
             self.world.smockron.take_loads(),
         )  # fmt: skip
-        samples = {room: monitor.take() for room, monitor in self.monitors.items()}
+        samples = {dialect: monitor.take() for dialect, monitor in self.monitors.items()}
         judged = verdict.judge(sorted(directory.iterdir()), samples, ends)
         moments.append(time.monotonic())
         left, settled, checked = (after - before for before, after in itertools.pairwise(moments))
@@ -163,9 +163,9 @@ class Chaos:
         ):
             if counterd.process.poll() is not None:
                 raise EOFError(f"the daemon ended with {counterd.process.returncode}")
-        for room, monitor in self.monitors.items():
+        for dialect, monitor in self.monitors.items():
             if monitor.error is not None:
-                raise EOFError(f"{room}, a connection that only watches: {monitor.error!r}")
+                raise EOFError(f"{dialect}, a connection that only watches: {monitor.error!r}")
         checks = (
             self._has_jobs_without_permits,
             self._counter_is_empty, self._throttr_is_empty, self._sentinel_is_empty, self._beanstalk_is_empty,
@@ -218,34 +218,34 @@ class Chaos:
     def _beanstalk_is_empty(self) -> None:
         """Checks that no job is left, including those of a killed daemon."""
         beanstalk = self.world.beanstalk
-        self._has_no_jobs(ROOM, beanstalk.begun_ns)
+        self._has_no_jobs(DIALECT, beanstalk.begun_ns)
         assert beanstalk.figure("jobs") == 0, "beanstalk: there are jobs of no tube"
 
     def _has_jobs_without_permits(self) -> None:
         self._has_no_jobs(JOBS, 0)
         assert self.world.figure("beanstalk", "jobs") == 0, "jobs: there are jobs of no tube"
 
-    def _has_no_jobs(self, room: str, begun_ns: int) -> None:
+    def _has_no_jobs(self, dialect: str, begun_ns: int) -> None:
         """Checks that no job is reserved, and that each can be deleted once. begun_ns: since when the daemon has been
         running.
         """
-        with asking(self.world.path_of(room)) as peer:
-            become(lambda: peer.figure("current-connections"), 2, f"{room}: connections")
-            become(lambda: peer.figure("current-jobs-reserved"), 0, f"{room}: reserved jobs")
-            listing = self.jobs[room] = look(peer)
+        with asking(self.world.path_of(dialect)) as peer:
+            become(lambda: peer.figure("current-connections"), 2, f"{dialect}: connections")
+            become(lambda: peer.figure("current-jobs-reserved"), 0, f"{dialect}: reserved jobs")
+            listing = self.jobs[dialect] = look(peer)
             for job in listing.ids:
                 status = peer.ask(beanstalk_wire.delete(job)).status
-                assert status == "DELETED", f"{room}: job {job} was listed, its delete is answered {status}"
-            assert (tubes := peer.tubes()) == [b"default"], f"{room}: nobody is there, and no job, but tubes {tubes}"
-        is_lost = self.monitors[room].lost_ns > begun_ns
-        assert not is_lost, f"{room}: a connection has ended that only watches, and nobody has killed the daemon"
+                assert status == "DELETED", f"{dialect}: job {job} was listed, its delete is answered {status}"
+            assert (tubes := peer.tubes()) == [b"default"], f"{dialect}: nobody is there, and no job, but tubes {tubes}"
+        is_lost = self.monitors[dialect].lost_ns > begun_ns
+        assert not is_lost, f"{dialect}: a connection has ended that only watches, and nobody has killed the daemon"
 
     def _smockron_is_empty(self) -> None:
         """Checks that all identifiers can be forgotten, and that none was evicted to make room for others."""
         smockron = self.world.smockron
         become(lambda: smockron.figure("curr_connections"), 0, "smockron: connections")
         assert (count := smockron.figure("subscriptions")) == 0, f"smockron: {count} subscriptions of nobody"
-        smockron.forget(rooms.gate_identifiers(self.rounds))
+        smockron.forget(dialects.gate_identifiers(self.rounds))
         become(lambda: smockron.figure("identifiers"), 0, "smockron: identifiers")
         become(lambda: max(0, smockron.counterd.descriptors() - smockron.descriptors), 0, "smockron: descriptors more")
         assert smockron.figure("evicted") == 0, "smockron: more identifiers than are judged"
@@ -254,10 +254,10 @@ class Chaos:
         counterd, beanstalk, smockron = self.world.counterd, self.world.beanstalk, self.world.smockron
         lines = self.world.logged_stats()
         for killable in (beanstalk, smockron):
-            lines |= killable.counterd.logged_stats([killable.room], LONG_S)
-        for room, line in lines.items():
+            lines |= killable.counterd.logged_stats([killable.dialect], LONG_S)
+        for dialect, line in lines.items():
             (errors,) = re.findall(r"\binternal_errors=(\d+)", line)
-            assert errors == "0", f"{room}: {errors} internal errors"
+            assert errors == "0", f"{dialect}: {errors} internal errors"
         bad = [line for line in counterd.lines(r" ERROR |Traceback") if "not reloaded:" not in line]
         bad += beanstalk.errors() + smockron.errors()
         assert not bad, f"the log says {bad}"
@@ -319,7 +319,7 @@ def run(seed: str, seconds: float, round_s: float, say: Callable[[str], None]) -
                 (directory / "log").write_text("\n".join(place.counterd.log))
                 for killable in (place.beanstalk, place.smockron):
                     log = "\n".join([*killable.log, *killable.counterd.log])
-                    (directory / f"{killable.room}.log").write_text(log)
+                    (directory / f"{killable.dialect}.log").write_text(log)
     except (AssertionError, subprocess.TimeoutExpired):  # it did not end as it should, or not at all
         if chaos is None:
             raise

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-ROOM, CONTROL = "smockron", "smockron-control"  # as its ports are logged
-ROOMS = (ROOM, CONTROL)
+DIALECT, CONTROL = "smockron", "smockron-control"  # as its ports are logged
+DIALECTS = (DIALECT, CONTROL)
 RULER = -3  # the client of changes of the rules in a history
 RELOADED, TAKEN = r"INFO +reloaded |ERROR +not reloaded: ", r"INFO +reloaded "
 REFUSED = r"not reloaded: "  # logged because of faults
@@ -51,20 +51,20 @@ def load_of(changes: Mapping[str, int | None]) -> Load:
 class SmockronDaemon(KillableDaemon):
     """loads: the changes of rules in this round. descriptors: the number at its start."""
 
-    room = ROOM
-    ports = {"smockron.port": ROOM, "smockron.control_port": CONTROL}  # noqa: RUF012 - nobody changes it
+    dialect = DIALECT
+    ports = {"smockron.port": DIALECT, "smockron.control_port": CONTROL}  # noqa: RUF012 - nobody changes it
     restarted = (Restarted(), True)
 
     def __init__(self, directory: Path, settings: Mapping[str, object], program: Sequence[str]) -> None:
         self.rules = directory / "limits.json"
-        self.path = str(directory / ROOM)
+        self.path = str(directory / DIALECT)
         places = {
             "control_port": 0,
             "control_socket": directory / CONTROL,
             "rules": self.rules,
             "max_identifiers": 65536,
         }
-        super().__init__(directory, {**settings, **{f"{ROOM}.{key}": value for key, value in places.items()}}, program)
+        super().__init__(directory, {**settings, **{f"{DIALECT}.{key}": one for key, one in places.items()}}, program)
         self.loads: list[Operation] = []
         self.descriptors = 0
 
@@ -102,7 +102,7 @@ class SmockronDaemon(KillableDaemon):
         before, taken = len(self.counterd.lines(RELOADED)), len(self.counterd.lines(TAKEN))
         self.counterd.send_signal(signal.SIGHUP)
         self.counterd.wait_for_log(RELOADED, before + 1, LONG_S)
-        self.counterd.logged_stats([ROOM], LONG_S)
+        self.counterd.logged_stats([DIALECT], LONG_S)
         return len(self.counterd.lines(TAKEN)) > taken
 
     def take_loads(self) -> list[Operation]:

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chaos import clients, faults, rooms, rounds, sentinel_rules, smockron_daemon, verdict
+from chaos import clients, dialects, faults, rounds, sentinel_rules, smockron_daemon, verdict
 from chaos.beanstalk_daemon import Listing
-from chaos.counter_room import CounterRoom
+from chaos.counter_dialect import CounterDialect
+from chaos.dialect import JOBS, LENT
 from chaos.killable import KILLER
 from chaos.monitor import Sample
 from chaos.processes import Slot
-from chaos.room import JOBS, LENT
 from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from conformance.sentinel.engine import make_store
 from conformance.smockron.engine import Pump as GateBench
 from conformance.smockron.engine import make_store as make_smockron_store
-from counterd.documents import DocumentError
+from counterd.json_documents import DocumentError
 from counterd.protocols.counter.wire import Opcode, Response
 from counterd.protocols.sentinel.rules import RulesError, parse_rules
 from counterd.protocols.sentinel.wire import ResponseParser
 from counterd.protocols.smockron.rules import parse_rules as parse_limits
-from history import Operation, Recorder, beanstalk, counter, sentinel, smockron, stays, takes
+from history import Operation, Recorder, beanstalk, counter, resumptions, sentinel, smockron, takes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,19 +77,19 @@ def acquired(client: int, name: bytes, started: int, ended: int | None, status: 
 
 
 def closed_of_a(*samples: Sample, disturbed_ns: int | None = None, **changes: Any) -> tuple[int, int | None]:
-    operations = [acquired(A, rooms.sign_of_life(A), 10, 15), acquired(A, NAME, 20, 25)]
+    operations = [acquired(A, dialects.sign_of_life(A), 10, 15), acquired(A, NAME, 20, 25)]
     closed = verdict.closing(A, operations, samples, ends(disturbed_ns, **changes))
     return closed.started, closed.ended
 
 
 def test_the_end_of_a_killed_client_is_between_its_kill_and_the_first_dump_without_it() -> None:
-    alive = {rooms.sign_of_life(A): 1}
+    alive = {dialects.sign_of_life(A): 1}
     assert closed_of_a() == (50, 1000)
     before, still, settling, gone = (
         Sample(40, 49, {}, 49),
         Sample(60, 64, alive, 65),
         Sample(70, 74, {}, None),
-        Sample(80, 84, {rooms.sign_of_life(A): 0}, 85),
+        Sample(80, 84, {dialects.sign_of_life(A): 0}, 85),
     )
     assert closed_of_a(before, still, settling, gone, Sample(90, 94, {}, 95)) == (50, 85)
 
@@ -114,13 +114,13 @@ def judged(path: Path, maximum: int, shown: int) -> list[str]:
     killed_ns = 0
     with Recorder(path, A) as first, Recorder(path, B) as second:
         for recorder in (first, second):
-            recorder.end(recorder.start(counter.Acquire(rooms.sign_of_life(recorder.client), 1, 1)), (0, 1))
+            recorder.end(recorder.start(counter.Acquire(dialects.sign_of_life(recorder.client), 1, 1)), (0, 1))
             recorder.end(recorder.start(counter.Acquire(NAME, 1, maximum)), (0, 1))
         sample = Sample(time.monotonic_ns(), time.monotonic_ns(), {NAME: shown}, None)
         killed_ns = time.monotonic_ns()
         second.closing()
     knows = ends(killed_ns=killed_ns)._replace(settled_ns=time.monotonic_ns())
-    return verdict.judge([path], {**dict.fromkeys(rooms.ROOMS, ()), "counter": [sample]}, knows).violations
+    return verdict.judge([path], {**dict.fromkeys(dialects.DIALECTS, ()), "counter": [sample]}, knows).violations
 
 
 def test_records_and_dumps_have_to_agree(tmp_path: Path) -> None:
@@ -140,12 +140,12 @@ TEAM = ((b"team 0 a", 1, 1), (b"team 0 b", 1, 1))  # permits
 def test_takes_are_checked_by_the_numbers_of_their_grants(tmp_path: Path, grants: Any, is_right: bool) -> None:
     path = tmp_path / "history"
     with Recorder(path, B) as recorder:
-        recorder.end(recorder.start(counter.Acquire(rooms.sign_of_life(B), 1, 1)), (0, 1))
+        recorder.end(recorder.start(counter.Acquire(dialects.sign_of_life(B), 1, 1)), (0, 1))
         for opaque, number in enumerate(grants, 1):
             recorder.end(recorder.start(takes.Take(opaque, TEAM[opaque - 1 : opaque])), (0, (number, (0,))))
         recorder.closing()
     knows = ends()._replace(settled_ns=time.monotonic_ns())
-    violations = verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
+    violations = verdict.judge([path], dict.fromkeys(dialects.DIALECTS, ()), knows).violations
     assert bool(violations) != is_right, violations
 
 
@@ -153,13 +153,13 @@ def test_takes_are_checked_by_the_numbers_of_their_grants(tmp_path: Path, grants
 def test_a_dump_shows_all_items_of_a_grant(tmp_path: Path, is_half: bool) -> None:
     path = tmp_path / "history"
     with Recorder(path, B) as recorder:
-        recorder.end(recorder.start(counter.Acquire(rooms.sign_of_life(B), 1, 1)), (0, 1))
+        recorder.end(recorder.start(counter.Acquire(dialects.sign_of_life(B), 1, 1)), (0, 1))
         recorder.end(recorder.start(takes.Take(1, TEAM)), (0, (1, (0, 0))))
         shown = {TEAM[0][0]: 1, TEAM[1][0]: 0 if is_half else 1}
         sample = Sample(time.monotonic_ns(), time.monotonic_ns(), shown, None)
         recorder.closing()
     knows = ends()._replace(settled_ns=time.monotonic_ns())
-    found = verdict.judge([path], {**dict.fromkeys(rooms.ROOMS, ()), "counter": [sample]}, knows).violations
+    found = verdict.judge([path], {**dict.fromkeys(dialects.DIALECTS, ()), "counter": [sample]}, knows).violations
     assert bool(found) == is_half, found
 
 
@@ -167,17 +167,17 @@ def judged_after_kill(path: Path, gone_ms: int, *, takes_sign: bool = True, ever
     """The verdict on a killed client with a grace time of a second; a Dump shows what it holds until gone_ms."""
     with Recorder(path, A) as recorder:
         if takes_sign:
-            recorder.end(recorder.start(counter.Acquire(rooms.sign_of_life(A), 1, 1)), (0, 1))
-        recorder.end(recorder.start(stays.Resume(1000)), (0, 1000))
+            recorder.end(recorder.start(counter.Acquire(dialects.sign_of_life(A), 1, 1)), (0, 1))
+        recorder.end(recorder.start(resumptions.Resume(1000)), (0, 1000))
         recorder.end(recorder.start(counter.Acquire(NAME, 1, 1)), (0, 1))
     killed_ns = time.monotonic_ns()
     samples = []
     for after_ms in range(1, 10_000, every_ms):
-        shown = {NAME: 1, **({rooms.sign_of_life(A): 1} if takes_sign else {})} if after_ms < gone_ms else {}
+        shown = {NAME: 1, **({dialects.sign_of_life(A): 1} if takes_sign else {})} if after_ms < gone_ms else {}
         start_ns = killed_ns + after_ms * 1_000_000
         samples.append(Sample(start_ns, start_ns + 1, shown, start_ns + 2))
     knows = ends(killed_ns=killed_ns, slot=Slot("counter", "unix"))._replace(settled_ns=killed_ns + (10 << 30))
-    return verdict.judge([path], {**dict.fromkeys(rooms.ROOMS, ()), "counter": samples}, knows).violations
+    return verdict.judge([path], {**dict.fromkeys(dialects.DIALECTS, ()), "counter": samples}, knows).violations
 
 
 @pytest.mark.parametrize(
@@ -197,10 +197,10 @@ def test_unseen_clients_and_slow_dumps_are_no_violation(tmp_path: Path) -> None:
 
 
 def test_a_resuming_client_keeps_its_state_and_repeats_an_unanswered_resume() -> None:
-    def side(client: int) -> CounterRoom:
-        return CounterRoom(random.Random(1), 0, client)
+    def side(client: int) -> CounterDialect:
+        return CounterDialect(random.Random(1), 0, client)
 
-    CounterRoom.resumables.clear()
+    CounterDialect.resumables.clear()
     first = side(A)
     first.token, first.held[NAME] = b"y" * 12, 2
     first.offer_token(is_far=False)
@@ -215,14 +215,14 @@ def test_a_resuming_client_keeps_its_state_and_repeats_an_unanswered_resume() ->
     assert (told, third.token, third.held) == ((0, 40), b"x" * 12, first.held)
     third.asked.append(1)
     third.offer_token(is_far=True)
-    assert not CounterRoom.resumables
+    assert not CounterDialect.resumables
 
 
-# ---- the sentinel room ----
+# ---- the sentinel protocol ----
 
 
 def test_a_partial_sample_says_nothing_about_other_counters() -> None:
-    name = rooms.sign_of_life(A)
+    name = dialects.sign_of_life(A)
     assert Sample(0, 1, {}, 1).lacks(name)
     assert not Sample(0, 1, {}, 1, is_whole=False).lacks(name)
     assert Sample(0, 1, {name: 0}, 1, is_whole=False).lacks(name)
@@ -234,14 +234,14 @@ def test_a_partial_sample_says_nothing_about_other_counters() -> None:
 
 
 def judged_tokens(path: Path, *rows: tuple[Any, Any], **known: Any) -> list[str]:
-    """The verdict on a client of the sentinel room that gets these answers, and leaves."""
+    """The verdict on a client of the sentinel protocol that gets these answers, and leaves."""
     with Recorder(path, B) as recorder:
         for call, answer in rows:
             recorder.end(recorder.start(call), answer)
         recorder.closing()
     knows = ends()._replace(settled_ns=time.monotonic_ns(), **known)
     knows.workers[2].slot = Slot("sentinel", "unix")
-    return verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
+    return verdict.judge([path], dict.fromkeys(dialects.DIALECTS, ()), knows).violations
 
 
 def test_tokens_are_checked_with_the_rules_of_their_time(tmp_path: Path) -> None:
@@ -269,15 +269,15 @@ def test_generated_rules_are_valid_and_generated_mistakes_are_not() -> None:
 
 
 def test_garbage_for_sentinel_gets_one_answer() -> None:
-    session, side = make_store().session(0), rooms.SentinelRoom(random.Random(1), 0, A)
+    session, side = make_store().session(0), dialects.SentinelDialect(random.Random(1), 0, A)
     for _ in range(100):
         (answer,) = ResponseParser().feed(session.receive(side.garbage(), 0))
-        side.take(rooms.GARBAGE, answer)
+        side.take(dialects.GARBAGE, answer)
     assert not side.asked
     assert not session.receive(side.truncated(), 0)
 
 
-# ---- the beanstalk room ----
+# ---- the beanstalk protocol ----
 
 PUT, INSERTED = beanstalk.Put(b"tube-0", 1, 0, 60, b"1 of 1"), ("INSERTED", 7, b"")
 RESERVE, RESERVED = beanstalk.Reserve(b"tube-0", 0), ("RESERVED", 7, b"1 of 1")
@@ -286,7 +286,8 @@ RESERVE, RESERVED = beanstalk.Reserve(b"tube-0", 0), ("RESERVED", 7, b"1 of 1")
 def judged_jobs(
     path: Path, *rows: tuple[Any, Any], left: frozenset[int] = frozenset(), is_killed: bool = False
 ) -> list[str]:
-    """The verdict on a client of the beanstalk room that gets these answers, and leaves; and on the jobs that remain.
+    """The verdict on a client of the beanstalk protocol that gets these answers, and leaves; and on the jobs that
+    remain.
 
     is_killed: whether the daemon is killed after that.
     """
@@ -299,7 +300,7 @@ def judged_jobs(
     listing = Listing(gone_ns + 3, gone_ns + 4, left)
     knows = ends()._replace(settled_ns=gone_ns, jobs={"beanstalk": listing}, restarts=[restart] if is_killed else [])
     knows.workers[2].slot = Slot("beanstalk", "unix")
-    return verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
+    return verdict.judge([path], dict.fromkeys(dialects.DIALECTS, ()), knows).violations
 
 
 def test_the_jobs_left_are_those_that_were_not_ended(tmp_path: Path) -> None:
@@ -321,7 +322,7 @@ def test_jobs_and_clients_share_their_counters(tmp_path: Path, maximum: int, is_
     (lent, *_), path = LENT, tmp_path / "history"
     put = beanstalk.Put(b"tube-0", 1, 0, 60, b"1 of 1", 0, lent, 1)
     with Recorder(path, A) as client, Recorder(path, B) as worker:
-        client.end(client.start(counter.Acquire(rooms.sign_of_life(A), 1, 1)), (0, 1))
+        client.end(client.start(counter.Acquire(dialects.sign_of_life(A), 1, 1)), (0, 1))
         told: list[tuple[Any, Any]] = [(put, INSERTED), (RESERVE, RESERVED)]
         told += [(beanstalk.Delete(7), ("DELETED", None, b""))] if is_ended else []
         for call, answer in told:
@@ -331,7 +332,7 @@ def test_jobs_and_clients_share_their_counters(tmp_path: Path, maximum: int, is_
         worker.closing()
     knows = ends(killed_ns=killed_ns)._replace(settled_ns=time.monotonic_ns())
     knows.workers[2].slot = Slot(JOBS, "unix")
-    found = verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
+    found = verdict.judge([path], dict.fromkeys(dialects.DIALECTS, ()), knows).violations
     assert bool(found) != is_right, found
 
 
@@ -349,22 +350,22 @@ def test_a_killed_daemon_keeps_at_least_acknowledged_jobs(tmp_path: Path) -> Non
 def test_clients_of_a_killed_daemon_may_lose_their_connections() -> None:
     said = [["lost", A, "why"]]
     restarts = [Operation(KILLER, beanstalk.Restarted(), 20, 30, ("OK", None, b""))]
-    for room, complaints in (("beanstalk", []), ("counter", said)):
-        knows = ends(said=said, slot=Slot(room, "unix"))._replace(restarts=restarts)
+    for dialect, complaints in (("beanstalk", []), ("counter", said)):
+        knows = ends(said=said, slot=Slot(dialect, "unix"))._replace(restarts=restarts)
         assert list(verdict.complaints(knows)) == complaints
 
 
 def test_garbage_for_beanstalk_gets_one_answer() -> None:
     store = make_beanstalk_store()
-    session, side = store.session(0), rooms.BeanstalkRoom(random.Random(1), 0, A)
+    session, side = store.session(0), dialects.BeanstalkDialect(random.Random(1), 0, A)
     for _ in range(100):
         (answer,) = side.feed(session.receive(side.garbage(), 0))
-        side.take(rooms.GARBAGE, answer)
+        side.take(dialects.GARBAGE, answer)
     assert not session.receive(side.truncated(), 0)
     assert store.snapshot()["jobs"] == 0
 
 
-# ---- the smockron room ----
+# ---- the smockron protocol ----
 
 LOGIN_MS = 200  # that each request of the domain uses up; its burst is 0
 
@@ -385,7 +386,7 @@ def judged_gates(path: Path, *moments_ms: int, after_kill_ms: int | None = None)
     knows = ends(killed_ns=None, slot=Slot("smockron", "unix"))
     knows = knows._replace(settled_ns=time.monotonic_ns(), limits=limits, falls=falls)
     knows.workers[2].slot = Slot("smockron-control", "unix")
-    return verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
+    return verdict.judge([path], dict.fromkeys(dialects.DIALECTS, ()), knows).violations
 
 
 def listened(gate: Recorder, listener: Recorder, count: int, moments_ms: Iterable[int]) -> None:
@@ -431,15 +432,15 @@ def test_generated_limits_are_valid_and_generated_mistakes_are_not() -> None:
             parse_limits(mistake)
 
 
-@pytest.mark.parametrize("room", smockron_daemon.ROOMS)
-def test_garbage_for_smockron_ends_the_connection(room: str) -> None:
+@pytest.mark.parametrize("dialect", smockron_daemon.DIALECTS)
+def test_garbage_for_smockron_ends_the_connection(dialect: str) -> None:
     bench = GateBench(make_smockron_store())
-    side = rooms.ROOMS[room](random.Random(1), 0, A)
+    side = dialects.DIALECTS[dialect](random.Random(1), 0, A)
     _, hello = side.hello()
     for _ in range(30):
         patient, other = (
-            bench.connect_by_name(room.removeprefix("smockron-")),
-            bench.connect_by_name(room.removeprefix("smockron-")),
+            bench.connect_by_name(dialect.removeprefix("smockron-")),
+            bench.connect_by_name(dialect.removeprefix("smockron-")),
         )
         patient.send(hello + side.truncated())
         other.send(hello + side.garbage())

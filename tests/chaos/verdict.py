@@ -11,11 +11,11 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos import rooms, sentinel_rules, smockron_daemon
-from chaos.beanstalk_daemon import ROOM as BEANSTALK
-from chaos.counter_room import HOT
+from chaos import dialects, sentinel_rules, smockron_daemon
+from chaos.beanstalk_daemon import DIALECT as BEANSTALK
+from chaos.counter_dialect import HOT
+from chaos.dialect import JOBS
 from chaos.processes import worker_of
-from chaos.room import JOBS
 from history import (
     Closed,
     Operation,
@@ -30,7 +30,7 @@ from history import (
     takes,
     throttr,
 )  # fmt: skip
-from history.stays import Goodbye, Lines, Resume, may_resume
+from history.resumptions import Goodbye, Lines, Resume, may_resume
 from history.waiting import mistakes
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class Verdict(NamedTuple):
 class Ends(NamedTuple):
     """What else is known of connections' ends.
 
-    workers: by number. disturbed_ns: when the link was, at first. settled_ns: when all had gone. short: rooms that had
-    no memory left, for a while. loads: what became of the rules of sentinel. limited: its requests were, for a while.
-    restarts: of the daemon that has the jobs without permits. jobs: by room, those there were in the end. falls,
+    workers: by number. disturbed_ns: when the link was, at first. settled_ns: when all had gone. short: dialects that
+    had no memory left, for a while. loads: what became of the rules of sentinel. limited: its requests were.
+    restarts: of the daemon that has the jobs without permits. jobs: by dialect, those there were in the end. falls,
     limits: of the master of the gatekeepers, its restarts and what became of its rules.
     """
 
@@ -89,8 +89,8 @@ class Ends(NamedTuple):
         a killed daemon.
         """
         worker = self.workers[worker_of(client)]
-        kills = {BEANSTALK: self.restarts, **dict.fromkeys(smockron_daemon.ROOMS, self.falls)}
-        return bool(kills.get(worker.slot.room)) or self.may_be_slow(client)
+        kills = {BEANSTALK: self.restarts, **dict.fromkeys(smockron_daemon.DIALECTS, self.falls)}
+        return bool(kills.get(worker.slot.dialect)) or self.may_be_slow(client)
 
     def may_be_slow(self, client: int) -> bool:
         """Whether a connection may have read less than it was sent, for a while."""
@@ -112,16 +112,16 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
         ),
         BEANSTALK: beanstalk.JobModel(late_ns=SWEPT_NS, slack_ns=SLACK_NS, journal=True),
     }
-    for room, model in models.items():
+    for dialect, model in models.items():
         by_client: dict[int, list[Operation]] = collections.defaultdict(list)
         for operation in recorded:
-            if ends.workers[worker_of(operation.client)].slot.room == room:
+            if ends.workers[worker_of(operation.client)].slot.dialect == dialect:
                 by_client[operation.client].append(operation)
         history: list[Operation] = []
         for client, operations in by_client.items():
             if all(isinstance(operation.call, Closed) for operation in operations):
                 continue  # it was never let in
-            closed = closing(client, operations, samples[room], ends)
+            closed = closing(client, operations, samples[dialect], ends)
             history.append(closed)
             calls = [operation for operation in operations if not isinstance(operation.call, Closed)]
             history += [operation for operation in calls if operation.started <= (closed.ended or 0)]
@@ -130,23 +130,23 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
                 for operation in calls
                 if operation.started > (closed.ended or 0) and operation.ended is not None
             ]
-        if room == "counter":
-            wrong, history = of_counters(history, workers, samples[room], ends)
+        if dialect == "counter":
+            wrong, history = of_counters(history, workers, samples[dialect], ends)
             violations += [f"counter: {text}" for text in wrong]
-            models[room] = loans.LentModel(history, loans.gates(workers), late_ns=SWEPT_NS)
-        if room == "sentinel":
+            models[dialect] = loans.LentModel(history, loans.gates(workers), late_ns=SWEPT_NS)
+        if dialect == "sentinel":
             violations += granted_twice(history)
             called = {model.key(operation.call) for operation in history if not isinstance(operation.call, Closed)}
             history += [operation for operation in ends.loads if operation.call.key in called]
-        if room in (BEANSTALK, JOBS):
-            workers = [] if room == BEANSTALK else list(history)
-            history += ends.restarts if room == BEANSTALK else []
-            if room in ends.jobs:
-                history += left(history, ends.jobs[room])
-            violations += [f"{room}: {text}" for text in beanstalk.disorder(history)]
+        if dialect in (BEANSTALK, JOBS):
+            workers = [] if dialect == BEANSTALK else list(history)
+            history += ends.restarts if dialect == BEANSTALK else []
+            if dialect in ends.jobs:
+                history += left(history, ends.jobs[dialect])
+            violations += [f"{dialect}: {text}" for text in beanstalk.disorder(history)]
             history = beanstalk.jobs(history)
-        found, count, given_up = checked(history, models[room])
-        violations += [f"{room}: {text}" for text in found]
+        found, count, given_up = checked(history, models[dialect])
+        violations += [f"{dialect}: {text}" for text in found]
         names += count
         undecided += given_up
     found, count = gates(recorded, ends)
@@ -175,7 +175,7 @@ def gates(recorded: Iterable[Operation], ends: Ends) -> tuple[list[str], int]:
     """Returns violations in the control messages to gatekeepers, and the number of identifiers in them."""
     by_client: dict[int, list[Operation]] = collections.defaultdict(list)
     for operation in recorded:
-        if ends.workers[worker_of(operation.client)].slot.room in smockron_daemon.ROOMS:
+        if ends.workers[worker_of(operation.client)].slot.dialect in smockron_daemon.DIALECTS:
             by_client[operation.client].append(operation)
     history = [*ends.falls, *ends.limits]
     for client, operations in by_client.items():
@@ -187,7 +187,7 @@ def gates(recorded: Iterable[Operation], ends: Ends) -> tuple[list[str], int]:
     history.sort(key=lambda operation: operation.started)
     violations = smockron.unexplained(history, wall_ns, slack_ns=SLACK_NS, deaf=deaf)
     told = {operation.call[:2] for operation in history if isinstance(operation.call, smockron.Account)}
-    return [f"{smockron_daemon.ROOM}: {text}" for text in violations], len(told)
+    return [f"{smockron_daemon.DIALECT}: {text}" for text in violations], len(told)
 
 
 def complaints(ends: Ends) -> Iterable[list[Any]]:
@@ -216,14 +216,14 @@ def closing(client: int, operations: Sequence[Operation], samples: Sequence[Samp
         said.append(last_ns)
     assert said, f"nobody says when client {client} ended"
     started = max(min(said), last_ns)
-    name = rooms.sign_of_life(client)
-    # The first thing that a client of the counter room records is that it takes it; those of others had it before that.
+    name = dialects.sign_of_life(client)
+    # The first thing that a client of the counter protocol records is that it takes it; others had it before.
     given = max((o.started for o in operations if isinstance(o.call, Goodbye)), default=0)
     granted = [
         o.ended for o in answered
         if isinstance(o.call, counter.Acquire) and o.call.name == name and o.started > given and o.answer[0] == 0
     ]  # fmt: skip
-    if granted or worker.slot.room != "counter":
+    if granted or worker.slot.dialect != "counter":
         for sample in samples:
             if sample.asked_ns > max([started, *granted]) and sample.settled_ns and sample.lacks(name):
                 return Operation(client, Closed(), started, sample.settled_ns)
@@ -257,7 +257,7 @@ def kept_too_long(lines: Lines, samples: Sequence[Sample], ends: Ends) -> Iterab
         if worker.killed_ns is None or ends.is_far(client) or may_be_resumed:
             continue
         over = max(worker.killed_ns, closed.started) + lines.graces[client].most + 2 * SWEPT_NS
-        name = rooms.sign_of_life(client)
+        name = dialects.sign_of_life(client)
         shown = [sample.asked_ns - over for sample in samples if sample.asked_ns > over and not sample.lacks(name)]
         if len(shown) >= SEEN:
             yield f"{closed} was held {shown[SEEN - 1]} ns too long, {lines.graces[client]}"
@@ -279,7 +279,7 @@ def seen(history: Iterable[Operation], samples: Iterable[Sample]) -> Iterable[Op
     asked = (operation.call for operation in history if isinstance(operation.call, counter.Acquire | takes.Take))
     names = {name for call in asked for kind, name in takes.parts_of(call) if kind == takes.PERMITS}
     wanted = names & (HOT.keys() | {name for name in names if name.startswith((b"cold", b"team"))})
-    wanted |= {rooms.sign_of_life(one.client) for one in history if isinstance(one.call, Resume)} & names
+    wanted |= {dialects.sign_of_life(one.client) for one in history if isinstance(one.call, Resume)} & names
     for sample in samples:
         for name in wanted:
             consumption = sample.consumptions.get(name)

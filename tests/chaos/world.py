@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaos import beanstalk_daemon, sentinel_rules, smockron_daemon
-from chaos.room import JOBS
+from chaos.dialect import JOBS
 from kit import daemon
 from kit.machine import LONG_S
 from kit.namespaces import HERE, INTERFACES, PATIENCE, ip, joined
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from kit.namespaces import Net
 
 FAKETIME = "*/faketime/libfaketime.so.1"  # in /usr/lib
-# The rooms of the daemon that all others are beside, and their protocols.
-ROOMS = {"counter": "counter", "throttr": "throttr", "sentinel": "sentinel", JOBS: "beanstalk"}
+# The dialects of the daemon that all others are beside, and their protocols.
+DIALECTS = {"counter": "counter", "throttr": "throttr", "sentinel": "sentinel", JOBS: "beanstalk"}
 SIZE = 4096  # counters, and holdings: few enough for one client to take all
 TOKENS = 2048  # and values, likewise
 # How the kernel delays and loses. Without netem: a line so narrow that a queue builds up, or that has no queue.
@@ -105,55 +105,55 @@ class World:
     @property
     def settings(self) -> dict[str, object]:
         """Short timeouts for TCP; clients of Unix sockets cannot vanish."""
-        rooms = [setting for room, protocol in ROOMS.items() for setting in self.settings_of(room, protocol).items()]
+        chosen = [one for dialect, protocol in DIALECTS.items() for one in self.settings_of(dialect, protocol).items()]
         return {
-            **dict(rooms),
+            **dict(chosen),
             "counter.buckets": SIZE, "counter.holdings": SIZE, "counter.name_memory": "64K",
             "counter.stats_interval": 10, "throttr.memory_limit": "4M", "throttr.max_queued": "64K",
             "sentinel.max_tokens": TOKENS, "sentinel.max_param_values": TOKENS, "sentinel.rules": self.rules,
             "beanstalk.memory_limit": beanstalk_daemon.JOBS_MEMORY,
         }  # fmt: skip
 
-    def settings_of(self, room: str, protocol: str = "") -> dict[str, object]:
+    def settings_of(self, dialect: str, protocol: str = "") -> dict[str, object]:
         """The addresses and timeouts of a protocol."""
         bind = f"{HERE} 127.0.0.1" if self.net else "127.0.0.1"
-        place = {"enable": "true", "port": 0, "bind": bind, "insecure": "true", "socket": self.directory / room}
+        place = {"enable": "true", "port": 0, "bind": bind, "insecure": "true", "socket": self.directory / dialect}
         patience = {key.split(".")[1]: value for key, value in PATIENCE.items()}
-        return {f"{protocol or room}.{key}": value for key, value in (place | patience).items()}
+        return {f"{protocol or dialect}.{key}": value for key, value in (place | patience).items()}
 
     def look_around(self) -> None:
         """Sets addresses: by protocol, and by the client's place: unix, loopback, or far, on the other host."""
         self._tables = {int(re.findall(r"\bregion=(\d+)", line)[0]) for line in self.logged_stats().values()}
-        served = {room: (self.counterd, protocol) for room, protocol in ROOMS.items()}
+        served = {dialect: (self.counterd, protocol) for dialect, protocol in DIALECTS.items()}
         others = {
-            beanstalk_daemon.ROOM: self.beanstalk.counterd,
-            **dict.fromkeys(smockron_daemon.ROOMS, self.smockron.counterd),
+            beanstalk_daemon.DIALECT: self.beanstalk.counterd,
+            **dict.fromkeys(smockron_daemon.DIALECTS, self.smockron.counterd),
         }
-        served |= {room: (counterd, room) for room, counterd in others.items()}
-        for room, (counterd, protocol) in served.items():
+        served |= {dialect: (counterd, dialect) for dialect, counterd in others.items()}
+        for dialect, (counterd, protocol) in served.items():
             ports = {place.host: place.port for place in counterd.served(f"{protocol} listens on")}
-            self.addresses[room, "unix"] = self.path_of(room)
-            self.addresses[room, "loopback"] = ["127.0.0.1", ports["127.0.0.1"]]
+            self.addresses[dialect, "unix"] = self.path_of(dialect)
+            self.addresses[dialect, "loopback"] = ["127.0.0.1", ports["127.0.0.1"]]
             if HERE in ports:
-                self.addresses[room, "far"] = [HERE, ports[HERE]]
+                self.addresses[dialect, "far"] = [HERE, ports[HERE]]
 
     def logged_stats(self) -> dict[str, str]:
         """For each protocol, the line of statistics."""
-        return self.counterd.logged_stats(list(ROOMS.values()), LONG_S)
+        return self.counterd.logged_stats(list(DIALECTS.values()), LONG_S)
 
     def figure(self, protocol: str, name: str) -> int:
         """One figure of these lines."""
         (value,) = re.findall(rf" {name}=(\d+)", self.logged_stats()[protocol])
         return int(value)
 
-    def path_of(self, room: str) -> str:
+    def path_of(self, dialect: str) -> str:
         """The path of its Unix socket."""
-        return str(self.directory / room)
+        return str(self.directory / dialect)
 
     def clear(self) -> None:
         """Deletes the jobs of the client that used all memory."""
-        for room in (beanstalk_daemon.ROOM, JOBS):
-            beanstalk_daemon.clear(self.path_of(room))
+        for dialect in (beanstalk_daemon.DIALECT, JOBS):
+            beanstalk_daemon.clear(self.path_of(dialect))
 
     def memory(self) -> int:
         """The bytes that the daemon uses beside its protocols' tables, whose mappings become memory when used."""
@@ -223,10 +223,10 @@ def made(directory: Path) -> Iterator[World]:
         program = (*world.words("unix"), *daemon.MODULE)
         # Its clock goes on: when delays and times to run end after a restart is a matter of the wall clock.
         world.beanstalk = stack.enter_context(
-            beanstalk_daemon.BeanstalkDaemon(directory, world.settings_of(beanstalk_daemon.ROOM), program)
+            beanstalk_daemon.BeanstalkDaemon(directory, world.settings_of(beanstalk_daemon.DIALECT), program)
         )
         world.smockron = stack.enter_context(
-            smockron_daemon.SmockronDaemon(directory, world.settings_of(smockron_daemon.ROOM), program)
+            smockron_daemon.SmockronDaemon(directory, world.settings_of(smockron_daemon.DIALECT), program)
         )
         world.counterd = stack.enter_context(
             daemon.running(directory / "daemon", world.settings, program=program, env=environment)

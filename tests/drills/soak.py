@@ -5,7 +5,7 @@
 
 Both protocols and the admin endpoint, at a part of what they can do: the clients of crowd.py, over TLS and over a Unix
 socket, which acquire, hold, release, come and go, and record their grants; idle connections, a few of them replaced
-each second; keys of the throttr room that expire, subscribers that leave; once a second a Dump, a LIST and a scrape.
+each second; keys of the throttr protocol that expire, subscribers that leave; each second a Dump, a LIST, a scrape.
 
 A line for each period; after the first fifth, which is to warm up, the medians of the first and the last tenth of what
 is left are compared: resident memory of the daemon and of its admin process, descriptors, threads, and p99. Exit
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from drills.stage import Daemon
 
 IDLE, REPLACED = 500, 5  # connections; of them in each second
-MEMORY = "8M"  # of the throttr room: each page of its index is in use before long, however large it is
+MEMORY = "8M"  # of the throttr protocol: each page of its index is in use before long, however large it is
 KEYS, TURN_S = 20, 0.05  # keys in each turn of the throttr clients
 TTLS_MS = (100, 1000)
 WARM = 5  # a part of the time: what is allocated once, is
@@ -143,7 +143,7 @@ def listed(pid: int, directory: str) -> int:
 def sampled(daemon: Daemon, period: float, failed: list[str]) -> Sample:
     figures = daemon.crowd.measure(period)
     failed += figures.failed
-    counter, keys = (daemon.stats()["protocols"][room]["figures"] for room in ("counter", "throttr"))
+    counter, keys = (daemon.stats()["protocols"][protocol]["figures"] for protocol in ("counter", "throttr"))
     pid, admin = daemon.process.pid, daemon.admin_pid()
     return Sample(
         figures.rate, figures.p50_ms, figures.p99_ms, figures.longest_ms,

@@ -25,46 +25,46 @@ ASKED = {
     "counter": (wire.noop(1), wire.frame(0, 1, magic=0x91)),
     "beanstalk": (b"list-tube-used\r\n", b"USING default\r\n"),
 }
-ROOMS = pytest.mark.parametrize("room", ASKED)
+PROTOCOLS = pytest.mark.parametrize("protocol", ASKED)
 BEANSTALK = {"beanstalk.enable": "true", "beanstalk.port": "0", "beanstalk.bind": "127.0.0.1"}
 
 
-def answers(connection: socket.socket, room: str) -> bool:
-    request, reply = ASKED[room]
+def answers(connection: socket.socket, protocol: str) -> bool:
+    request, reply = ASKED[protocol]
     with contextlib.suppress(ConnectionError):
         connection.sendall(request)
         return peers.receive(connection, len(reply)) == reply
     return False
 
 
-def is_served(counterd: daemon.Daemon, unix: bool = False, room: str = "counter") -> bool:
+def is_served(counterd: daemon.Daemon, unix: bool = False, protocol: str = "counter") -> bool:
     with counterd.connect(unix=unix) as connection:
-        return answers(connection, room)
+        return answers(connection, protocol)
 
 
-@ROOMS
-def test_only_allowed_networks_may_connect(room: str, start: Callable[..., daemon.Daemon]) -> None:
-    counterd = start({**BEANSTALK, f"{room}.allow": "192.0.2.0/24 127.0.0.1"})
-    counterd.addresses = counterd.served(f"{room} listens on")
+@PROTOCOLS
+def test_only_allowed_networks_may_connect(protocol: str, start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start({**BEANSTALK, f"{protocol}.allow": "192.0.2.0/24 127.0.0.1"})
+    counterd.addresses = counterd.served(f"{protocol} listens on")
     with counterd.connect() as connection:
-        assert answers(connection, room)
-        counterd.reload({**BEANSTALK, f"{room}.allow": "192.0.2.0/24"})
-        assert not is_served(counterd, room=room)
+        assert answers(connection, protocol)
+        counterd.reload({**BEANSTALK, f"{protocol}.allow": "192.0.2.0/24"})
+        assert not is_served(counterd, protocol=protocol)
         line = counterd.wait_for_log("connection refused: 127.0.0.1 is not an allowed address")
-        assert line.endswith(f" protocol={room} cause=rejected:allow")
-        assert answers(connection, room)  # who is in stays in
+        assert line.endswith(f" protocol={protocol} cause=rejected:allow")
+        assert answers(connection, protocol)  # who is in stays in
         counterd.reload(BEANSTALK)
-        assert is_served(counterd, room=room)
+        assert is_served(counterd, protocol=protocol)
 
 
-@ROOMS
+@PROTOCOLS
 def test_only_allowed_users_and_groups_may_connect(
-    room: str, start: Callable[..., daemon.Daemon], short_path: Path
+    protocol: str, start: Callable[..., daemon.Daemon], short_path: Path
 ) -> None:
     me, mine = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
     other = next(user.pw_uid for user in pwd.getpwall() if user.pw_uid != os.geteuid())
-    settings = {**BEANSTALK, f"{room}.bind": " ", f"{room}.socket": str(short_path / "s")}
-    counterd = start(settings | {f"{room}.socket_allow": f"user:{other}"})
+    settings = {**BEANSTALK, f"{protocol}.bind": " ", f"{protocol}.socket": str(short_path / "s")}
+    counterd = start(settings | {f"{protocol}.socket_allow": f"user:{other}"})
     counterd.path = str(short_path / "s")
     for allowed, served in (
         (f"user:{other}", False),
@@ -72,8 +72,8 @@ def test_only_allowed_users_and_groups_may_connect(
         (f"user:{other} group:{mine}", True),
         ("", True),
     ):
-        counterd.reload(settings | {f"{room}.socket_allow": allowed})
-        assert is_served(counterd, unix=True, room=room) is served
+        counterd.reload(settings | {f"{protocol}.socket_allow": allowed})
+        assert is_served(counterd, unix=True, protocol=protocol) is served
     assert counterd.wait_for_log(f"connection refused: user {os.geteuid()} ")
 
 

@@ -14,7 +14,7 @@ from counterd.protocols.sentinel.wire import MessageType
 from kit import sentinels
 from kit.connections import fill, sockets
 from kit.loops import NEW_LOOP, PATIENCE, leaves_connections_open, run, until
-from kit.scripted.sentinel import Room
+from kit.scripted.sentinel import Tokens
 from kit.sentinels import flow, param
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def test_tokens_of_a_closed_loop_end_with_it(loop: str) -> None:
         await client.close()
 
     first = NEW_LOOP[loop]()
-    with Room() as server:
+    with Tokens() as server:
         client = made(server.address)
         held = first.run_until_complete(holds())
         first.close()

@@ -23,7 +23,7 @@ from kit.daemon import PATIENCE, wait_until
 from kit.interrupting import Points
 from kit.loops import until
 from kit.scripted import Hangup
-from kit.scripted.sentinel import Asked, Room
+from kit.scripted.sentinel import Asked, Tokens
 from kit.shapes import BLOCKING, SHAPES, answered, begun, got, opened, run
 from ports import free_ports
 
@@ -36,22 +36,22 @@ LEASE_MS = 4000
 PASSED, REFUSED = Answer(0, fallback=True), Answer(1, fallback=True)
 
 
-def room(**options: Any) -> Room:
-    return Room({101: 2}, lease_ms=LEASE_MS, **options)
+def token_server(**options: Any) -> Tokens:
+    return Tokens({101: 2}, lease_ms=LEASE_MS, **options)
 
 
 @pytest.fixture
-def server() -> Iterator[Room]:
-    with room() as made:
+def server() -> Iterator[Tokens]:
+    with token_server() as made:
         yield made
 
 
-def made(shape: str, server: Room | None = None, **options: Any) -> Any:
+def made(shape: str, server: Tokens | None = None, **options: Any) -> Any:
     client = Client if shape == BLOCKING else AsyncClient
     return client(*server.address if server else (), **{"timeout": PATIENCE, "limits": {101: 1}, **options})
 
 
-def hasty(shape: str, server: Room, **options: Any) -> Any:
+def hasty(shape: str, server: Tokens, **options: Any) -> Any:
     """A client with short timeouts."""
     return made(shape, server, **{"timeout": SHORT, "connect_timeout": PATIENCE, **options})
 
@@ -74,7 +74,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @SHAPES
-def test_answers_may_come_in_another_order(server: Room, shape: str) -> None:
+def test_answers_may_come_in_another_order(server: Tokens, shape: str) -> None:
     """Each caller gets its own."""
 
     async def scenario() -> None:
@@ -91,7 +91,7 @@ def test_answers_may_come_in_another_order(server: Room, shape: str) -> None:
 
 
 @SHAPES
-def test_the_namespace_is_sent_first(server: Room, shape: str) -> None:
+def test_the_namespace_is_sent_first(server: Tokens, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, server, namespace="sch\u00f6n")) as client:
             await got(client.flow(101))
@@ -105,7 +105,7 @@ def test_the_namespace_is_sent_first(server: Room, shape: str) -> None:
 
 
 @SHAPES
-def test_an_invalid_answer_is_a_protocol_error(server: Room, shape: str) -> None:
+def test_an_invalid_answer_is_a_protocol_error(server: Tokens, shape: str) -> None:
     async def scenario() -> None:
         server.says = {MessageType.FLOW: 0}  # which is too short
         async with opened(made(shape, server, limits={})) as client:
@@ -120,7 +120,7 @@ def test_an_invalid_answer_is_a_protocol_error(server: Room, shape: str) -> None
 
 @SHAPES
 @pytest.mark.parametrize("holds", [False, True])
-def test_a_late_grant_is_given_back(server: Room, shape: str, holds: bool) -> None:
+def test_a_late_grant_is_given_back(server: Tokens, shape: str, holds: bool) -> None:
     """At once, though the client makes no further calls."""
 
     async def scenario() -> None:
@@ -139,7 +139,7 @@ def test_a_late_grant_is_given_back(server: Room, shape: str, holds: bool) -> No
 
 
 @SHAPES
-def test_leases_are_kept_while_a_grant_is_owed(server: Room, shape: str) -> None:
+def test_leases_are_kept_while_a_grant_is_owed(server: Tokens, shape: str) -> None:
     async def scenario() -> None:
         server.limits = {101: 1, 102: 1}
         async with opened(hasty(shape, server, fallback="closed")) as client:
@@ -160,7 +160,7 @@ def test_leases_are_kept_while_a_grant_is_owed(server: Room, shape: str) -> None
 
 @SHAPES
 @pytest.mark.parametrize("status", [Status.NO_RULE, Status.NOT_AVAILABLE, Status.FAIL])
-def test_a_refused_renewal_is_repeated(server: Room, shape: str, status: Status) -> None:
+def test_a_refused_renewal_is_repeated(server: Tokens, shape: str, status: Status) -> None:
     """The lease goes on in time."""
 
     async def scenario() -> None:
@@ -176,7 +176,7 @@ def test_a_refused_renewal_is_repeated(server: Room, shape: str, status: Status)
 
 
 @SHAPES
-def test_releasing_an_unknown_token_is_a_loss(server: Room, shape: str) -> None:
+def test_releasing_an_unknown_token_is_a_loss(server: Tokens, shape: str) -> None:
     async def scenario() -> None:
         server.lease_ms = 600_000  # so that it is not kept again before
         async with opened(made(shape, server)) as client:
@@ -231,7 +231,9 @@ def test_local_limits_while_there_is_no_server(shape: str, caplog: pytest.LogCap
 
 
 @SHAPES
-def test_the_fallback_ends_when_the_server_is_back(server: Room, shape: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_fallback_ends_when_the_server_is_back(
+    server: Tokens, shape: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         async with opened(hasty(shape, server, fallback="open")) as client:
 
@@ -283,7 +285,7 @@ def test_a_hold_with_closed_fallback_waits_for_the_server(shape: str) -> None:
             assert time.monotonic() - start >= 0.14  # uvloop's clock counts milliseconds
             hold = client.hold(101)
             waiting = begun(shape, hold.__enter__ if shape == BLOCKING else hold.__aenter__)
-            with room(listening=socket.create_server(("127.0.0.1", port))):
+            with token_server(listening=socket.create_server(("127.0.0.1", port))):
                 assert await waiting is hold
                 await left(hold)
                 await got(client.close())
@@ -294,7 +296,7 @@ def test_a_hold_with_closed_fallback_waits_for_the_server(shape: str) -> None:
 @SHAPES
 @pytest.mark.parametrize("status", [-4, -2, -1, 3, 5, 4, 99])
 def test_answers_without_a_decision_use_the_fallback(
-    server: Room, shape: str, status: int, caplog: pytest.LogCaptureFixture
+    server: Tokens, shape: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         server.says = dict.fromkeys((MessageType.FLOW, MessageType.PARAM, MessageType.ACQUIRE), status)
@@ -314,7 +316,7 @@ def test_answers_without_a_decision_use_the_fallback(
 
 
 @SHAPES
-def test_refused_keeps_and_releases_raise(server: Room, shape: str) -> None:
+def test_refused_keeps_and_releases_raise(server: Tokens, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, server)) as client:
             token = await got(client.acquire(101))
@@ -335,7 +337,7 @@ def test_refused_keeps_and_releases_raise(server: Room, shape: str) -> None:
 
 
 @SHAPES
-def test_calls_go_on_with_another_connection(server: Room, shape: str) -> None:
+def test_calls_go_on_with_another_connection(server: Tokens, shape: str) -> None:
     """Also a pending one."""
 
     async def scenario() -> None:
@@ -384,7 +386,7 @@ def test_calls_reach_a_server_that_is_back(shape: str) -> None:
             async def decides() -> bool:
                 return not (await got(client.flow(101))).fallback
 
-            with room(listening=socket.create_server(("127.0.0.1", port))):
+            with token_server(listening=socket.create_server(("127.0.0.1", port))):
                 await until(decides, "it is found")
                 await got(client.close())
 
@@ -392,7 +394,7 @@ def test_calls_reach_a_server_that_is_back(shape: str) -> None:
 
 
 @SHAPES
-def test_calls_pause_for_a_server_that_closes_each_connection(server: Room, shape: str) -> None:
+def test_calls_pause_for_a_server_that_closes_each_connection(server: Tokens, shape: str) -> None:
     """As one without room does."""
 
     def close(_: Asked) -> bytes:
@@ -413,7 +415,7 @@ def test_calls_pause_for_a_server_that_closes_each_connection(server: Room, shap
 def test_a_hold_is_lost_when_its_lease_is_over_without_a_server(shape: str) -> None:
     lost: list[object] = []
 
-    async def scenario(server: Room) -> None:
+    async def scenario(server: Tokens) -> None:
         server.lease_ms = 300
         async with opened(made(shape, server)) as client:
             async with opened(client.hold(101, on_lost=lost.append)) as hold:
@@ -425,10 +427,10 @@ def test_a_hold_is_lost_when_its_lease_is_over_without_a_server(shape: str) -> N
             assert client.stats().lost == 1
 
     with contextlib.ExitStack() as leaving:
-        run(shape, scenario(leaving.enter_context(room())))
+        run(shape, scenario(leaving.enter_context(token_server())))
 
 
-def test_a_signal_handler_can_close_the_client(server: Room) -> None:
+def test_a_signal_handler_can_close_the_client(server: Tokens) -> None:
     """Wherever it comes, and whatever lock the interrupted thread has."""
     server.limits = {101: POINTS_MAX}
     for at in range(1, POINTS_MAX):
@@ -447,7 +449,7 @@ def test_a_signal_handler_can_close_the_client(server: Room) -> None:
 
 @SHAPES
 @pytest.mark.parametrize("call", ["flow", "acquire"])
-def test_closing_a_waiting_client_does_not_use_the_fallback(server: Room, shape: str, call: str) -> None:
+def test_closing_a_waiting_client_does_not_use_the_fallback(server: Tokens, shape: str, call: str) -> None:
     async def scenario() -> None:
         server.waits = {MessageType.FLOW, MessageType.ACQUIRE}
         client = made(shape, server, fallback="open")

@@ -27,7 +27,7 @@ from kit import daemon, sentinels
 from kit.cuts import Relay
 from kit.daemon import PATIENCE, environment, wait_until
 from kit.loops import NEW_LOOP, until
-from kit.scripted.sentinel import Room
+from kit.scripted.sentinel import Tokens
 from kit.sentinels import flow, param
 from kit.shapes import BLOCKING, SHAPES, begun, got, opened, queued, run
 
@@ -270,7 +270,7 @@ def test_a_hold_as_a_decorator(server: Server, client: Client) -> None:
 def test_a_hold_waits_for_a_release(shape: str) -> None:
     """The waiters of one client in order."""
 
-    async def scenario(server: Room) -> None:
+    async def scenario(server: Tokens) -> None:
         order: list[Any] = []
         async with opened(made(shape, server.address)) as client:
 
@@ -296,7 +296,7 @@ def test_a_hold_waits_for_a_release(shape: str) -> None:
                 await each
             assert order == holds
 
-    with Room(2) as server:
+    with Tokens(2) as server:
         run(shape, scenario(server))
 
 
@@ -422,7 +422,7 @@ def test_an_exception_in_a_callback_is_logged(server: Server, shape: str, caplog
 def test_short_holds_need_no_keep_requests(shape: str) -> None:
     """Once a lease of that flow was seen."""
 
-    async def scenario(server: Room) -> None:
+    async def scenario(server: Tokens) -> None:
         async with opened(made(shape, server.address)) as client:
             async with opened(client.hold(105)):
                 await until(lambda: server.of(MessageType.KEEP), "it has asked")
@@ -433,7 +433,7 @@ def test_short_holds_need_no_keep_requests(shape: str) -> None:
                     await got(client.ping())
             assert len(server.seen) - before <= 61
 
-    with Room() as server:
+    with Tokens() as server:
         run(shape, scenario(server))
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kit.certificates import Files
 
 COUNTERCTL = Path(sys.executable).parent / "counterctl"
-ROOMS = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}
+PROTOCOLS = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}
 MANY = [f"name {number}" for number in range(20_000)]  # so many replies are dozens of records
 
 
@@ -60,9 +60,9 @@ class Secured:
 def server(tmp_path_factory: pytest.TempPathFactory, pem: Files) -> Iterator[Secured]:
     with tempfile.TemporaryDirectory() as directory:  # whose name is short enough for a Unix socket
         path = f"{directory}/s"
-        rooms = {**ROOMS, "counter.socket": path}
-        rooms |= {f"{room}.tls.cert": pem.server for room in ("counter", "throttr")}
-        with daemon.running(tmp_path_factory.mktemp("counterd"), rooms) as running, Client(path=path) as observer:
+        protocols = {**PROTOCOLS, "counter.socket": path}
+        protocols |= {f"{protocol}.tls.cert": pem.server for protocol in ("counter", "throttr")}
+        with daemon.running(tmp_path_factory.mktemp("counterd"), protocols) as running, Client(path=path) as observer:
             yield Secured(running, pem, observer)
 
 

@@ -36,7 +36,7 @@ class Reference:
 
 @contextlib.contextmanager
 def serving(kind: str, directory: Path, **settings: str) -> Iterator[Any]:
-    """Runs a daemon with the room and these settings of it, or the real beanstalkd."""
+    """Runs a daemon with the protocol and these settings of it, or the real beanstalkd."""
     if kind == "beanstalkd":
         with reference.beanstalkd() as address:
             yield Reference(address)

@@ -15,7 +15,7 @@ from counterd.bench.dialects.sentinel import FIRST_RATE, PARAM_FLOW, rules_of
 from counterd.protocols.sentinel.wire import MessageType, Status
 from kit import daemon
 from kit.loading import Place, load, load_fails, other_server
-from kit.scripted.sentinel import Asked, Room, response
+from kit.scripted.sentinel import Asked, Tokens, response
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ PLAN = {"protocol": "sentinel", "names": 20}
 
 @contextlib.contextmanager
 def sentinel(directory: Path, maximum: int = 1_000_000, **settings: str) -> Iterator[Place]:
-    """A daemon with the sentinel room, and rules for a load of 20 names."""
+    """A daemon with the sentinel protocol, and rules for a load of 20 names."""
     place = Place(str(directory / "s"))
     rules = directory / "rules.json"
     rules.write_text(rules_of(20, maximum, resourceTimeout=60_000, clientOfflineTime=50))
@@ -132,44 +132,44 @@ def test_flows_without_rules_are_errors(short_path: Path) -> None:
 
 
 @pytest.fixture
-def room() -> Iterator[Room]:
-    with Room() as started:
+def server() -> Iterator[Tokens]:
+    with Tokens() as started:
         yield started
 
 
-def test_acquires_and_releases_alternate(room: Room) -> None:
-    run = load(room, requests=12, connections=1, depth=4, protocol="sentinel", names=9, resources=3)
+def test_acquires_and_releases_alternate(server: Tokens) -> None:
+    run = load(server, requests=12, connections=1, depth=4, protocol="sentinel", names=9, resources=3)
     acquire, release = MessageType.ACQUIRE, MessageType.RELEASE
-    assert [each.type for each in room.seen] == [acquire] * 4 + [release, acquire] * 4
-    assert [each.id for each in room.of(release)] == [-5, -4, -3, -2]
-    assert {each.count for each in room.of(acquire)} == {3}
-    assert {each.id for each in room.of(acquire)} <= set(range(1, 10))
-    assert [each.xid for each in room.seen] == list(range(12))
+    assert [each.type for each in server.seen] == [acquire] * 4 + [release, acquire] * 4
+    assert [each.id for each in server.of(release)] == [-5, -4, -3, -2]
+    assert {each.count for each in server.of(acquire)} == {3}
+    assert {each.id for each in server.of(acquire)} <= set(range(1, 10))
+    assert [each.xid for each in server.seen] == list(range(12))
     assert run.outcomes == {"granted": 8, "released": 4}
 
 
-def test_with_depth_1_each_acquire_is_released_at_once(room: Room) -> None:
-    load(room, requests=100, connections=1, protocol="sentinel")
-    assert [each.type for each in room.seen] == [MessageType.ACQUIRE, MessageType.RELEASE] * 50
-    assert room.tokens == {}
+def test_with_depth_1_each_acquire_is_released_at_once(server: Tokens) -> None:
+    load(server, requests=100, connections=1, protocol="sentinel")
+    assert [each.type for each in server.seen] == [MessageType.ACQUIRE, MessageType.RELEASE] * 50
+    assert server.tokens == {}
 
 
-def test_kept_tokens_stay_held(room: Room) -> None:
-    load(room, requests=200, connections=1, work="mix:acquire=1,keep=3", protocol="sentinel")
-    assert {each.id for each in room.of(MessageType.KEEP)} <= room.tokens.keys()
-    assert len({each.id for each in room.of(MessageType.KEEP)}) > 10
+def test_kept_tokens_stay_held(server: Tokens) -> None:
+    load(server, requests=200, connections=1, work="mix:acquire=1,keep=3", protocol="sentinel")
+    assert {each.id for each in server.of(MessageType.KEEP)} <= server.tokens.keys()
+    assert len({each.id for each in server.of(MessageType.KEEP)}) > 10
 
 
-def test_permits_are_held_for_a_time(room: Room) -> None:
-    run = load(room, requests=100, depth=10, hold="fixed:1ms", protocol="sentinel")
+def test_permits_are_held_for_a_time(server: Tokens) -> None:
+    run = load(server, requests=100, depth=10, hold="fixed:1ms", protocol="sentinel")
     assert run.outcomes["released"] >= 40
     assert "not held" not in run.outcomes
 
 
-def test_rates_and_values(room: Room) -> None:
-    load(room, requests=50, work="flow", protocol="sentinel", names=5, resources=7)
-    load(room, requests=50, work="param", protocol="sentinel", names=5, name_size=10, resources=7)
-    flows, values = room.of(MessageType.FLOW), room.of(MessageType.PARAM)
+def test_rates_and_values(server: Tokens) -> None:
+    load(server, requests=50, work="flow", protocol="sentinel", names=5, resources=7)
+    load(server, requests=50, work="param", protocol="sentinel", names=5, name_size=10, resources=7)
+    flows, values = server.of(MessageType.FLOW), server.of(MessageType.PARAM)
     assert {(each.id, each.count) for each in flows} == {(FIRST_RATE + number, 7) for number in range(5)}
     assert {(each.id, each.count) for each in values} == {(PARAM_FLOW, 7)}
     named = {struct.pack(">ibi", 1, 7, 10) + b"nn%08x" % number for number in range(5)}
@@ -179,20 +179,20 @@ def test_rates_and_values(room: Room) -> None:
 # ---- what cannot be ----
 
 
-def judged(room: Room, **options: object) -> Run:
+def judged(server: Tokens, **options: object) -> Run:
     short = {"counterd.bench.dialects.sentinel.GIVE_BACK_S": 0.1}
     plan = {"requests": 100, "connections": 2, "depth": 5, "verify": True, "maximum": 1000, **options}
-    return load(room, protocol="sentinel", patches=short, **plan)
+    return load(server, protocol="sentinel", patches=short, **plan)
 
 
 def test_a_server_that_grants_too_much_is_a_violation() -> None:
-    class Generous(Room):
+    class Generous(Tokens):
         def answer(self, asked: Asked) -> bytes:
             self.limits = 4 if asked.count > 1 or self.used[asked.id] > 6 else 7
             return self.right_answer(asked)
 
-    with Generous() as room:
-        run = judged(room, requests=10, connections=1, depth=10, work="acquire", maximum=4)
+    with Generous() as server:
+        run = judged(server, requests=10, connections=1, depth=10, work="acquire", maximum=4)
         assert run.violations is not None
         assert run.violations[0].startswith(
             "a limit was exceeded, or a token was granted twice, 3 times; the first time: "
@@ -202,30 +202,30 @@ def test_a_server_that_grants_too_much_is_a_violation() -> None:
 
 
 def test_a_duplicate_token_is_a_violation() -> None:
-    class Forgetful(Room):
+    class Forgetful(Tokens):
         def grant(self, asked: Asked) -> int:
             token = super().grant(asked)
             if token == 15:
                 self.tokens[14] = self.tokens.pop(15)
             return min(token, 14) if token <= 15 else token
 
-    with Forgetful(1000) as room:
-        run = judged(room)
+    with Forgetful(1000) as server:
+        run = judged(server)
         text = "a limit was exceeded, or a token was granted twice, 1 times; the first time: token 14 was granted twice"
         assert run.violations is not None
         assert run.violations[0] == text
 
 
 def test_a_server_that_keeps_released_tokens_is_a_violation() -> None:
-    class Keeping(Room):
+    class Keeping(Tokens):
         def answer(self, asked: Asked) -> bytes:
             found = self.right_answer(asked)
             if asked.type == MessageType.RELEASE and asked.id == 20:
                 self.used[1] += 1
             return found
 
-    with Keeping(1000) as room:
-        run = judged(room)
+    with Keeping(1000) as server:
+        run = judged(server)
         assert run.violations is not None
         assert any("cannot be acquired" in text for text in run.violations)
 
@@ -235,43 +235,43 @@ def test_a_server_that_keeps_released_tokens_is_a_violation() -> None:
     [(Status.OK, bytes(8)), (Status.OK, b"\1" * 4), (Status.BLOCKED, b""), (Status.OK, bytes(9))],
 )
 def test_invalid_answers_are_errors(wrong: tuple[Status, bytes]) -> None:
-    class Wrong(Room):
+    class Wrong(Tokens):
         def answer(self, asked: Asked) -> bytes:
             return response(asked, *wrong)
 
-    with Wrong() as room:
-        run = load(room, requests=1, connections=1, work="acquire", protocol="sentinel")
+    with Wrong() as server:
+        run = load(server, requests=1, connections=1, work="acquire", protocol="sentinel")
         assert (run.requests, set(run.errors)) == (0, {"wrong answer", "unanswered"})
         assert "an impossible reply to acquire" in run.evidence[0]
 
 
 def test_a_reply_with_the_wrong_xid_is_a_wrong_answer() -> None:
-    class Mixed(Room):
+    class Mixed(Tokens):
         def answer(self, asked: Asked) -> bytes:
             return self.right_answer(asked._replace(xid=asked.xid ^ 1))
 
-    with Mixed() as room:
-        run = load(room, requests=1, connections=1, work="flow", protocol="sentinel")
+    with Mixed() as server:
+        run = load(server, requests=1, connections=1, work="flow", protocol="sentinel")
         assert set(run.errors) == {"wrong answer", "unanswered"}
 
 
 @pytest.mark.parametrize("status", [Status.NOT_AVAILABLE, Status.NO_RULE, Status.BAD_REQUEST, Status.SHOULD_WAIT, 9])
 def test_statuses_that_are_failures(status: int) -> None:
-    class Failing(Room):
+    class Failing(Tokens):
         def answer(self, asked: Asked) -> bytes:
             return response(asked, status, bytes(8))
 
-    with Failing() as room:
-        run = load(room, requests=20, work="flow", protocol="sentinel")
+    with Failing() as server:
+        run = load(server, requests=20, work="flow", protocol="sentinel")
         assert (run.requests, run.errors) == (0, {"error reply": 20})
 
 
 def test_redis_without_scripts() -> None:
-    class Old(Room):
+    class Old(Tokens):
         def serve(self, peer: object) -> None:
             peer.socket.recv(10_000)  # type: ignore[attr-defined]
             peer.socket.sendall(b"-ERR unknown command 'SCRIPT'\r\n")  # type: ignore[attr-defined]
 
-    with Old() as room:
-        said = load_fails(room, requests=1, protocol="redis-lua")
+    with Old() as server:
+        said = load_fails(server, requests=1, protocol="redis-lua")
         assert said == "LoadError: the server does not accept scripts: b\"-ERR unknown command 'SCRIPT'\\r\\n\"\n"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def throttr(directory: Path, **settings: str) -> Iterator[Place]:
-    """A daemon with the throttr room and these settings of it."""
+    """A daemon with the throttr protocol and these settings of it."""
     place = Place(str(directory / "s"))
     fixed = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1", "throttr.socket": place.path}
     with daemon.running(directory, {**fixed, **{f"throttr.{key}": value for key, value in settings.items()}}):

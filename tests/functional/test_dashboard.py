@@ -155,8 +155,8 @@ def test_a_counter_appears_after_its_acquire(open_page: Open, served: daemon.Dae
 
 def test_rates_times_and_protocols_are_shown(open_page: Open, served: daemon.Daemon) -> None:
     page = open_page()
-    rooms = page.locator("#protocols section")
-    expect(rooms.locator("h2")).to_have_text(["counter", "sentinel", "throttr"])
+    protocols = page.locator("#protocols section")
+    expect(protocols.locator("h2")).to_have_text(["counter", "sentinel", "throttr"])
     with served.client() as client:
 
         def asked() -> bool:
@@ -164,11 +164,11 @@ def test_rates_times_and_protocols_are_shown(open_page: Open, served: daemon.Dae
                 with contextlib.suppress(errors.NotAvailable):
                     client.acquire("rated", 1, maximum=1)
             page.wait_for_timeout(100)
-            reasons = rooms.first.get_by_text("Refused in the last minute: not available").count()
+            reasons = protocols.first.get_by_text("Refused in the last minute: not available").count()
             return bool(reasons) and tile(page, "Refused") != "0/s"
 
         daemon.wait_until(asked, "refusals are shown")
-    expect(rooms.first.locator("tbody tr", has_text="acquire")).to_be_visible()
+    expect(protocols.first.locator("tbody tr", has_text="acquire")).to_be_visible()
     assert tile(page, "Requests") != "0/s"
     assert re.fullmatch(r"[0-9.]+ (?:µs|ms)", tile(page, "Latency, p99"))
     assert re.fullmatch(r"[0-9.,]+(?:0| µs| ms)?", tile(page, "Loop lag"))
@@ -451,8 +451,8 @@ def test_the_page_fits_the_window(size: dict[str, int], open_page: Open, served:
 
 
 def test_a_queue_with_a_failing_journal(open_page: Open, start: Callable[..., daemon.Daemon], tmp_path: Path) -> None:
-    room = {"enable": "true", "port": "0", "bind": "127.0.0.1", "journal": tmp_path / "jobs"}
-    running = start({**{f"beanstalk.{key}": value for key, value in room.items()}, **ADMIN})
+    protocol = {"enable": "true", "port": "0", "bind": "127.0.0.1", "journal": tmp_path / "jobs"}
+    running = start({**{f"beanstalk.{key}": value for key, value in protocol.items()}, **ADMIN})
     running.addresses = running.served("beanstalk listens on")
     page = open_page("#table=tubes", at=url(running))
     with running.connect() as producer, running.connect() as worker, producer.makefile("rb") as replies:

@@ -16,7 +16,7 @@ from kit import daemon, gates, needs
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 BOARD = DEPLOY / "grafana" / "counterd.json"
-# All rooms, so that the metrics of each are there.
+# All protocols, so that the metrics of each are there.
 SETTINGS = {
     "beanstalk.enable": "true",
     "beanstalk.bind": "127.0.0.1",

@@ -56,13 +56,13 @@ def run(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., None]:
         rules.write_text(RULES)
         domains = tmp_path / "domains.json"
         domains.write_text(DOMAINS)
-        rooms = {9000: "throttr", 10004: "smockron", 11300: "beanstalk", 18730: "sentinel"}
+        protocols = {9000: "throttr", 10004: "smockron", 11300: "beanstalk", 18730: "sentinel"}
         settings = {"sentinel.rules": rules, "smockron.rules": domains, "beanstalk.journal": tmp_path / "jobs"}
         settings["smockron.control_port"] = "0"
-        for room in rooms.values():
-            settings |= {f"{room}.enable": "true", f"{room}.port": "0", f"{room}.bind": "127.0.0.1"}
+        for protocol in protocols.values():
+            settings |= {f"{protocol}.enable": "true", f"{protocol}.port": "0", f"{protocol}.bind": "127.0.0.1"}
         daemon = start(settings)
-        ports = {port: daemon.address_of(room).port for port, room in rooms.items()}
+        ports = {port: daemon.address_of(protocol).port for port, protocol in protocols.items()}
         ports[10005] = daemon.address_of("smockron-control").port
         ports[11215] = daemon.address_of("counter").port
         pages.run(name, text, tmp_path, ports | dict(others or {}))

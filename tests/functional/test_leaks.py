@@ -63,7 +63,7 @@ ENCODER = Encoder(ValueSize.UINT16)
 
 @dataclass(frozen=True)
 class Talk:
-    """What is said to a room. greet: what comes first, where something has to. ask: has an answer. hold: leaves
+    """What is said to a protocol. greet: what comes first, where something has to. ask: has an answer. hold: leaves
     holdings. flood: has answers longer than what a socket takes, once `prepare` was said on another connection. part:
     an unfinished frame. garbage: ends the connection. tidy: takes away what outlives connections by right."""
 
@@ -214,8 +214,8 @@ class Ways:
         sock.sendall(b"\x16\x03\x01\x02\x00\x01")
         return sock
 
-    def all(self, rooms_tls: bool) -> list[Callable[[], socket.socket]]:
-        if rooms_tls:
+    def all(self, protocols_tls: bool) -> list[Callable[[], socket.socket]]:
+        if protocols_tls:
             return [self.encrypted, self.not_encrypted, self.holding]
         return [
             self.plain, self.silent, self.half_closed, self.reset, self.holding, self.unfinished, self.unread,
@@ -319,10 +319,10 @@ STORES = {
 }
 
 
-@pytest.mark.parametrize("room", STORES)
+@pytest.mark.parametrize("protocol", STORES)
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
-def test_ended_connections_leave_no_memory(room: str, is_tls: bool, short_path: Path) -> None:
-    talk, make, port = STORES[room]
+def test_ended_connections_leave_no_memory(protocol: str, is_tls: bool, short_path: Path) -> None:
+    talk, make, port = STORES[protocol]
     store: Store = make()
     keeper = store.session()
     keeper.take_output(time.monotonic_ns())  # what it says first

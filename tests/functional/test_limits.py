@@ -83,8 +83,8 @@ def test_a_connection_is_admitted_after_another_has_ended(
 
 
 def test_each_protocol_has_its_own_limit(start: Callable[..., daemon.Daemon]) -> None:
-    room = {"enable": "true", "port": "0", "bind": "127.0.0.1", "max_connections": 2}
-    counterd = start({"counter.max_connections": 1, **{f"beanstalk.{key}": value for key, value in room.items()}})
+    protocol = {"enable": "true", "port": "0", "bind": "127.0.0.1", "max_connections": 2}
+    counterd = start({"counter.max_connections": 1, **{f"beanstalk.{key}": value for key, value in protocol.items()}})
     counterd.addresses = counterd.served("counter listens on")
     with contextlib.ExitStack() as stack:
         admitted(counterd, stack, 1)

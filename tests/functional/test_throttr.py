@@ -26,7 +26,7 @@ SETTINGS = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.
 
 @pytest.fixture
 def serve(start: Callable[..., Daemon]) -> Callable[..., Daemon]:
-    """Starts a counterd with the throttr room, and without counters unless the settings have them."""
+    """Starts a counterd with the throttr protocol, and without counters unless the settings have them."""
 
     def served(**settings: Any) -> Daemon:
         keys = {f"throttr.{name}": value for name, value in settings.items()}
@@ -40,7 +40,7 @@ def client_of(daemon: Daemon, **options: Any) -> Client:
 
 
 def log_stats(daemon: Daemon) -> str:
-    """The figures of the throttr room, which SIGUSR1 makes the daemon log."""
+    """The figures of the throttr protocol, which SIGUSR1 makes the daemon log."""
     count = len(daemon.lines("stats of throttr"))
     daemon.send_signal(signal.SIGUSR1)
     return daemon.wait_for_log("stats of throttr", count + 1)

@@ -247,10 +247,10 @@ def one_input(data: bytes) -> None:
                 step(source, both)
         both.store.audit()
         return
-    room = Kept(kind)
+    rig = Kept(kind)
     for _ in range(OPERATIONS_MAX):
         if not source:
             break
         operation = source.byte()
-        getattr(room, OPERATIONS[operation & 15])(operation >> 4 & 3, source)
-    room.end()
+        getattr(rig, OPERATIONS[operation & 15])(operation >> 4 & 3, source)
+    rig.end()

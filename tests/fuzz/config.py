@@ -14,10 +14,10 @@ from typing import Any
 
 from counterd.control.config.keys import settings_for
 from counterd.control.config.loading import Config, ConfigError, changed, load, merged
-from counterd.protocols import find_rooms
+from counterd.protocols import find_protocols
 
-ROOMS = find_rooms()
-SETTINGS = settings_for(ROOMS)
+PROTOCOLS = find_protocols()
+SETTINGS = settings_for(PROTOCOLS)
 OVERRIDES_MAX = 4
 # Stands for a token: wherever it is shown it was one.
 SECRET = "S3CRET"
@@ -25,8 +25,8 @@ TOKEN_LINE = re.compile(r"\s*admin\.token[\s=]")
 
 TOKENS = [
     *(key.encode() for key in SETTINGS),
-    *(key.encode() for room in ROOMS if room.foreign_file for key in room.foreign_file.keys),
-    *(f"{room.name}.enable = true\n".encode() for room in ROOMS),
+    *(key.encode() for spec in PROTOCOLS if spec.foreign_file for key in spec.foreign_file.keys),
+    *(f"{spec.name}.enable = true\n".encode() for spec in PROTOCOLS),
     *(b"127.0.0.1", b"::1", b"0.0.0.0", b"10.0.0.0/8", b"fe80::1%lo", b"unix:/", b"user:root", b"group:0", b"256M"),
     *(b"true", b"false", b"json", b"uint64", b"wait", b"\0", b"#", b'"', b" = ", b"\r\n", b"\xff", b"\xc3\xa9"),
     b"admin.token = " + SECRET.encode(),
@@ -53,7 +53,7 @@ def read(content: bytes, overrides: list[str]) -> Config | None:
     """The configuration, or None if it has mistakes, whose messages must have a place."""
     path = FILE.write(content)
     try:
-        config = load(path, overrides, ROOMS)
+        config = load(path, overrides, PROTOCOLS)
     except ConfigError as error:
         check_problems(error, content, overrides)
         return None
@@ -102,7 +102,7 @@ def one_input(data: bytes) -> None:
         live, fixed = changed(plain, config, SETTINGS)
         assert {*live, *fixed} == {key for key in SETTINGS if plain.values[key] != config.values[key]}
         try:
-            both = merged(plain, config, fixed, ROOMS)
+            both = merged(plain, config, fixed, PROTOCOLS)
         except ConfigError as error:
             check_problems(error, content, rest)
         else:

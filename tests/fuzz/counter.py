@@ -74,7 +74,7 @@ class Pair:
         self.unsent = b""
 
 
-class Room:
+class Rig:
     """One store and its model."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
@@ -231,22 +231,22 @@ class Room:
 
 
 OPERATIONS = [
-    Room.raw,
-    Room.acquire,
-    Room.release,
-    Room.get,
-    Room.dump,
-    Room.others,
-    Room.burst,
-    Room.take_output,
-    Room.eof,
-    Room.closed,
-    Room.tick,
-    Room.begin_window,
-    Room.advance,
-    Room.limit_holdings,
-    Room.begin_drain,
-    Room.acquire,
+    Rig.raw,
+    Rig.acquire,
+    Rig.release,
+    Rig.get,
+    Rig.dump,
+    Rig.others,
+    Rig.burst,
+    Rig.take_output,
+    Rig.eof,
+    Rig.closed,
+    Rig.tick,
+    Rig.begin_window,
+    Rig.advance,
+    Rig.limit_holdings,
+    Rig.begin_drain,
+    Rig.acquire,
 ]
 
 
@@ -257,12 +257,12 @@ def one_input(data: bytes) -> None:
 
 def play(data: bytes) -> None:
     source = Source(data)
-    room = Room(source.choice(STORES))
+    rig = Rig(source.choice(STORES))
     for number in range(OPERATIONS_MAX):
         if not source:
             break
         operation = source.byte()
-        OPERATIONS[operation & 15](room, operation >> 4 & 3, operation >> 6, source)
+        OPERATIONS[operation & 15](rig, operation >> 4 & 3, operation >> 6, source)
         if number % AUDIT_EVERY == 0:
-            room.agrees()
-    room.end()
+            rig.agrees()
+    rig.end()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from counterd.documents import PROBLEMS_MAX, DocumentError
+from counterd.json_documents import PROBLEMS_MAX, DocumentError
 from counterd.protocols.counter._tables import TABLES
 from counterd.protocols.counter.limits import Limits, Rule, parse_limits
 from kit.counters import make_store

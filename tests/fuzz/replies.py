@@ -25,7 +25,7 @@ from counterd.client.smockron._gatekeeping import Core, Options
 from counterd.client.throttr._events import Events
 from counterd.client.throttr._keys import asked
 from counterd.errors import ConnectionLost, CounterdError, EventsLost, ProtocolError, ServerError
-from counterd.frames import Frames, frame
+from counterd.ipc import Frames, frame
 from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.counter import wire as counter_wire
 from counterd.protocols.sentinel import wire as sentinel_wire

@@ -10,7 +10,7 @@ import json
 import struct
 from typing import Any
 
-from counterd.documents import PROBLEMS_MAX
+from counterd.json_documents import PROBLEMS_MAX
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules, RulesError, parse_rules
 from counterd.protocols.sentinel.wire import Tag
 from fuzz.sentinel import make_store

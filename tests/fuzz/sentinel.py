@@ -127,7 +127,7 @@ class Pair:
         self.heard = bytearray()
 
 
-class Room:
+class Rig:
     """One store and its model."""
 
     def __init__(self, kind: int) -> None:
@@ -385,11 +385,11 @@ OPERATIONS = [
 
 def one_input(data: bytes) -> None:
     source = Source(data)
-    room = Room(source.byte())
+    rig = Rig(source.byte())
     for _ in range(OPERATIONS_MAX):
         if not source:
             break
         operation = source.byte()
-        getattr(room, OPERATIONS[operation & 15])(operation >> 4 & 3, operation >> 6, source)
-        room.agrees(audited=False)
-    room.end(zlib.crc32(data) % AUDIT_ONE_IN == 0)
+        getattr(rig, OPERATIONS[operation & 15])(operation >> 4 & 3, operation >> 6, source)
+        rig.agrees(audited=False)
+    rig.end(zlib.crc32(data) % AUDIT_ONE_IN == 0)

@@ -60,7 +60,7 @@ TOKENS = [
 ]
 
 
-class Room:
+class Rig:
     """One store and its model."""
 
     def __init__(self) -> None:
@@ -151,22 +151,22 @@ class Room:
 
 
 OPERATIONS = [
-    Room.account, Room.account, Room.account, Room.raw, Room.raw, Room.subscribe, Room.open, Room.open,
-    Room.advance, Room.advance, Room.set_clock, Room.change_rules, Room.close,
+    Rig.account, Rig.account, Rig.account, Rig.raw, Rig.raw, Rig.subscribe, Rig.open, Rig.open,
+    Rig.advance, Rig.advance, Rig.set_clock, Rig.change_rules, Rig.close,
 ]  # fmt: skip
 
 
 def one_input(data: bytes) -> None:
     """Plays the input; raises on any violation."""
-    room, source = Room(), Source(data)
+    rig, source = Rig(), Source(data)
     for _ in range(OPERATIONS_MAX):
         if not source:
             break
         what = source.byte()
-        OPERATIONS[(what & 15) % len(OPERATIONS)](room, what >> 4 & 3, source)
-        room.compare()
+        OPERATIONS[(what & 15) % len(OPERATIONS)](rig, what >> 4 & 3, source)
+        rig.compare()
     if zlib.crc32(data) % AUDIT_ONE_IN == 0:
-        room.bench.store.audit()
-    for number in list(room.pairs):
-        room.close(number)
-    assert room.bench.store.sessions_open == 0
+        rig.bench.store.audit()
+    for number in list(rig.pairs):
+        rig.close(number)
+    assert rig.bench.store.sessions_open == 0

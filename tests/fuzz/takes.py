@@ -66,7 +66,7 @@ def one_input(data: bytes) -> None:
     source = Drawn(data)
     history, others = History(source), Desk()
     others.pump.cut = lambda frame: map(fenced, source.pieces(frame))
-    others.store.limit_stays(1)
+    others.store.limit_resumptions(1)
     for _ in range(STEPS_MAX):
         if not source:
             break

@@ -105,11 +105,11 @@ class Pair:
         session.owner = self
 
     def peer(self) -> tuple[str, int]:
-        """What a room asks the owner of a session for: here that of a Unix socket."""
+        """What a protocol asks the owner of a session for: here that of a Unix socket."""
         return "", 0
 
 
-class Room:
+class Rig:
     """One store and its model. eager: events are fetched at once; otherwise only the events of one channel are in
     order.
     """
@@ -381,7 +381,7 @@ class SlowPair:
             self.parser.feed(said)
 
 
-class SlowRoom(Room):
+class SlowRig(Rig):
     """A store with little room, and clients that do not always read: a slow one is dropped, and others are not
     disturbed.
     """
@@ -525,11 +525,11 @@ OPERATIONS = [
 def one_input(data: bytes) -> None:
     source = Source(data)
     kind = source.byte()
-    room = SlowRoom(kind) if kind & 16 else Room(kind)
+    rig = SlowRig(kind) if kind & 16 else Rig(kind)
     for _ in range(OPERATIONS_MAX):
         if not source:
             break
         operation = source.byte()
-        getattr(room, OPERATIONS[operation & 15])(operation >> 4 & 3, operation >> 6, source)
-        room.agrees(audited=False)
-    room.end(zlib.crc32(data) % AUDIT_ONE_IN == 0)
+        getattr(rig, OPERATIONS[operation & 15])(operation >> 4 & 3, operation >> 6, source)
+        rig.agrees(audited=False)
+    rig.end(zlib.crc32(data) % AUDIT_ONE_IN == 0)

@@ -29,7 +29,7 @@ concern several things at once has `parts`.
 operations.py says what a history is, model.py what a model, search.py has the algorithm, report.py what is told of a
 history that has no explanation, recording.py the files. counter.py, takes.py, throttr.py, beanstalk.py and sentinel.py
 are models, the last with leases.py and windows.py. waiting.py has what is to be said of waits, without a search, and
-stays.py of connections that are resumed. loans.py has the counters that jobs share with clients.
+resumptions.py of connections that are resumed. loans.py has the counters that jobs share with clients.
 smockron.py is no model: it has bounds in place of a search. crowd.py, takers.py and borrowers.py make histories.
 """
 

@@ -1,4 +1,4 @@
-"""The counter room: docs/protocols/counter.md as a model, a counter at a time.
+"""The counter protocol: docs/protocols/counter.md as a model, a counter at a time.
 
 Answers are (status, value), as on the wire: value is what a granted Acquire or a Get tells, else None.
 """

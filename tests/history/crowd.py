@@ -1,7 +1,7 @@
 """Makes histories: clients that call concurrently, are killed and come again, on a clock of their own.
 
 A `Server` does one call after the other, so its histories are right by construction: each call starts before the moment
-at which it is done, and ends after it. `CounterTable` is the counter room in a few lines; `CounterEngine`,
+at which it is done, and ends after it. `CounterTable` is the counter protocol in a few lines; `CounterEngine`,
 `ThrottrEngine`, `SentinelEngine` and `BeanstalkEngine` are counterd's, in memory.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CALL_NS = 100_000  # that a request, or an answer, takes at most
 CUT_NS = 3_000_000  # after which a connection that was cut is given up, at most
-SWEEP_NS = 200_000  # between two sweeps of the sentinel room
+SWEEP_NS = 200_000  # between two sweeps of the sentinel protocol
 SWEPT_NS = SWEEP_NS + (1 << 20)  # within which one finds a lease that is over: it is due at a tick of the wheel
 RECENT = 12  # tokens, and jobs, that are asked about
 VALUES = tuple(map(sentinel_wire.encode_value, ("one", "two", 3)))
@@ -134,7 +134,8 @@ def throttr_calls(keys: int = 1, ttl_max: int = 40) -> Callable[[Random], Any]:
 
 
 class Known(Protocol):
-    """What a client of the sentinel room knows. granted: the tokens that any client was granted, with their flows."""
+    """What a client of the sentinel protocol knows. granted: the tokens that any client was granted, with their
+    flows."""
 
     granted: list[tuple[int, int]]
 

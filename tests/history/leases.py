@@ -1,4 +1,4 @@
-"""The tokens of the sentinel room, ACQUIRE, RELEASE and KEEP: docs/protocols/sentinel.md as a model, a flow at a time.
+"""The tokens of the sentinel protocol, ACQUIRE, RELEASE and KEEP: docs/protocols/sentinel.md as a model, flow by flow.
 
 When a lease is over is exact for the server, but known here only within an interval, as the moments of the calls are.
 Before it a token must be there. Within it, either will do. After it, the token answers 7 to whatever is asked of it,

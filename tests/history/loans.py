@@ -32,7 +32,7 @@ from history import beanstalk
 from history.counter import NOT_AVAILABLE, OK, Acquire, Get, changed, held
 from history.leases import clock_of
 from history.operations import Closed, Operation
-from history.stays import Goodbye
+from history.resumptions import Goodbye
 from history.takes import LOANS, PERMITS, Take, TakeModel, value_of, with_value
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""The sentinel room: docs/protocols/sentinel.md as a model. Its objects are the tokens of a flow, the window of a flow,
-that of a parameter rule with all its values, and who is connected to a namespace.
+"""The sentinel protocol: docs/protocols/sentinel.md as a model. Its objects are the tokens of a flow, the window of a
+flow, that of a parameter rule with all its values, and who is connected to a namespace.
 
 Answers are (status, what it tells): connected of a Ping, the token's id of an Acquire, the ms left of a Keep, else 0;
 of Flow and Param (status, remaining, ms to wait). Release and Keep name the flow too, which clients know.

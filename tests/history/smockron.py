@@ -1,4 +1,4 @@
-"""What gatekeepers of the smockron room sent and were told: docs/protocols/smockron.md held against both.
+"""What gatekeepers of the smockron protocol sent and were told: docs/protocols/smockron.md held against both.
 
 No search for an order: bounds of `next` tell as much, in the time of sorting. The server takes an accounting message
 at some moment between its start and its end, which is the PONG of a PING behind it; one without an end it may have

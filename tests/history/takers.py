@@ -18,7 +18,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import OnDeath, Permit, Rate
 from history import Closed, Operation
 from history.counter import INVALID, NOT_ACQUIRED, NOT_AVAILABLE, NOT_FOUND, OK, Acquire, Get, Release
-from history.stays import Goodbye, Held, Resume
+from history.resumptions import Goodbye, Held, Resume
 from history.takes import CANCELLED, NS_PER_MS, Cancel, Settle, Take, items_of, part_of, parts_of, span
 from kit.counters import make_store
 from kit.pump import START_NS
@@ -262,12 +262,12 @@ def take_calls(
 
     def choose_also(rng: Random, client: Client, token: int) -> Any:
         name = b"%d%d" % (rng.randrange(groups), rng.randrange(permits))
-        return stay_call(rng, client, name, graces_ms) or choose(rng, client, token)
+        return resume_call(rng, client, name, graces_ms) or choose(rng, client, token)
 
     return choose_also if graces_ms else choose
 
 
-def stay_call(rng: Random, client: Client, name: bytes, graces_ms: Sequence[int]) -> Any:
+def resume_call(rng: Random, client: Client, name: bytes, graces_ms: Sequence[int]) -> Any:
     """A random call about the connection itself: Resume, Goodbye or Held; mostly none."""
     dice = rng.random()
     if dice < 0.2 and not client.grace_ms:
@@ -427,7 +427,7 @@ class TakeTable:
             self.move(owner, client)
             self.graces_ms.pop(owner, None)
             self.kept.pop(owner, None)
-            self.former = {old: heir for old, heir in self.former.items() if heir != owner} | {call.old: client}
+            self.former = {old: new for old, new in self.former.items() if new != owner} | {call.old: client}
         self.graces_ms[client] = call.grace_ms
         return OK, call.grace_ms
 
@@ -532,7 +532,7 @@ class TakeEngine:
     def __init__(self) -> None:
         self.replies: list[tuple[int, int, Any]] = []
         self.store = make_store(waiters=64, posted_max=1 << 18, now_ns=START_NS)
-        self.store.limit_stays(60)
+        self.store.limit_resumptions(60)
         self.sessions: dict[int, Any] = {}
         self.parsers: dict[int, wire.ResponseParser] = {}
         self.tokens: dict[int, bytes] = {}
@@ -572,7 +572,7 @@ class TakeEngine:
     def _read(self, client: int, data: bytes) -> None:
         for response in self.parsers[client].feed(data):
             if response.opcode == wire.Opcode.RESUME and response.status == OK:
-                self.tokens[client] = wire.decode_stay(response.body).token
+                self.tokens[client] = wire.decode_resumption(response.body).token
             self.replies.append((client, response.opaque, told(response)))
 
 
@@ -596,6 +596,6 @@ def told(response: wire.Response) -> tuple[int, Any]:
         shortage = wire.decode_shortage(response.body)
         return NOT_AVAILABLE, (shortage.item, shortage.left, shortage.retry_ms)
     if response.opcode == wire.Opcode.RESUME and response.status == OK:
-        return OK, wire.decode_stay(response.body).grace_ms
+        return OK, wire.decode_resumption(response.body).grace_ms
     tells = response.status == OK and response.opcode in (wire.Opcode.ACQUIRE, wire.Opcode.GET, wire.Opcode.HELD)
     return response.status, wire.decode_consumption(response.body) if tells else None

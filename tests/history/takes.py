@@ -24,8 +24,8 @@ within which time the next unit is on time, in fractions of a nanosecond, and ac
 a refusal is excused by somebody who waits is believed of each Take that may have waited then. When a Take has to be
 granted, and whose turn it is, is in waiting.py.
 
-A connection that is resumed hands over what it has of a group at one moment, and of another group at another; stays.py
-says when what nobody has resumed is given back.
+A connection that is resumed hands over what it has of a group at one moment, and of another group at another;
+resumptions.py says when what nobody has resumed is given back.
 
 Not modelled: counter.settle_time, and more charges than the server has room for.
 """
@@ -55,7 +55,7 @@ from history.counter import (
 )  # fmt: skip
 from history.model import Model
 from history.operations import Closed, Operation
-from history.stays import Goodbye, Held, Lines, Resume, may_resume
+from history.resumptions import Goodbye, Held, Lines, Resume, may_resume
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -511,19 +511,19 @@ class TakeModel(Model):
         """Gives a connection that has nothing the holdings of another one. If that got no answer, the next to ask gets
         them.
         """
-        call, heir = operation.call, operation.client
+        call, successor = operation.call, operation.client
         moved = MOVED, call.old
         owner = value_of(state, moved) or call.old
         for part in call.parts:
             value = value_of(state, part)
             if part[0] == PERMITS:
                 amount = held(value[1], owner)
-                value = changed(changed(value, owner, -amount), heir, amount)
+                value = changed(changed(value, owner, -amount), successor, amount)
             else:
-                charges = (one._replace(client=heir) if one.client == owner else one for one in value.charges)
+                charges = (one._replace(client=successor) if one.client == owner else one for one in value.charges)
                 value = value._replace(charges=tuple(sorted(charges)))
             state = with_value(state, part, value)
-        return (with_value(state, moved, heir if operation.answer is None else 0),)
+        return (with_value(state, moved, successor if operation.answer is None else 0),)
 
     def _close(self, state: Group, part: Part, operation: Operation) -> Iterable[Group]:
         """Refunds the charges that are to be refunded at the connection's end, once."""

@@ -247,13 +247,13 @@ def reap(counterd: Daemon, known: Jobs, path: Path) -> None:
 def outlast(counterd: Daemon, first: Path, second: Path) -> None:
     """Lets a worker keep a job for too long, so that another one reserves and deletes it."""
     with Recorder(first, SLEEPER) as slow, Recorder(second, HEIR) as quick:
-        sleeper, heir = Worker(counterd), Worker(counterd)
+        sleeper, successor = Worker(counterd), Worker(counterd)
         sleeper.do(slow, beanstalk.Put(b"0", 0, 0, 1, b"of one second"))
         sleeper.do(slow, beanstalk.Reserve(b"0", 0))
-        _, job, _ = heir.do(quick, beanstalk.Reserve(b"0", int(PATIENCE)))
+        _, job, _ = successor.do(quick, beanstalk.Reserve(b"0", int(PATIENCE)))
         assert job is not None
-        heir.do(quick, beanstalk.Delete(job))
-        for worker in (sleeper, heir):
+        successor.do(quick, beanstalk.Delete(job))
+        for worker in (sleeper, successor):
             worker.close()
 
 

@@ -1,4 +1,4 @@
-"""The keys of the throttr room: docs/protocols/throttr.md as a model, a key at a time.
+"""The keys of the throttr protocol: docs/protocols/throttr.md as a model, a key at a time.
 
 Answers are those of counterd.client.throttr: True or False; (quota, ttl type, ttl) to a Query, (ttl type, ttl, value)
 to a Get. That there is no such key is False here, whatever was asked: None says that there was no answer.

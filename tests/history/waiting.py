@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from counterd.protocols.counter.wire import Permit, Rate
 from history.counter import NOT_AVAILABLE, NOT_FOUND, OK, Acquire, Release
 from history.operations import Closed
-from history.stays import Goodbye, Lines, may_resume, mistakes_of_stays
+from history.resumptions import Goodbye, Lines, may_resume, mistakes_of_resumptions
 from history.takes import (
     CANCELLED,
     FULL,
@@ -59,7 +59,7 @@ def mistakes(operations: Iterable[Operation], *, late_ns: int, slow: Collection[
     closed = closings(history)
     late = {one for one in history if one.client in slow or is_leaving(one, closed.get(one.client))}
     found = [*numbers(history), *ends(history, late_ns, late), *cancels(history), *turns(history)]
-    found += mistakes_of_stays(history, late_ns=late_ns)
+    found += mistakes_of_resumptions(history, late_ns=late_ns)
     return [*found, *passed(history, late_ns, late), *Sleepers(history, late_ns, late).found()]
 
 

@@ -1,4 +1,4 @@
-"""The rates of the sentinel room, FLOW and PARAM: docs/protocols/sentinel.md as a model, a rule at a time.
+"""The rates of the sentinel protocol, FLOW and PARAM: docs/protocols/sentinel.md as a model, a rule at a time.
 
 The server numbers its samples by the monotonic clock, which is the recorder's too. So which sample a call was counted
 in is known but for calls that were under way when one began, and then each is tried.

@@ -1,4 +1,5 @@
-"""A store of the counter room in memory, as the tests make it, and a client of it that says what it was answered."""
+"""A store of the counter protocol in memory, as the tests make it, and a client of it that says what it was
+answered."""
 
 from __future__ import annotations
 

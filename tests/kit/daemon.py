@@ -163,11 +163,11 @@ class Daemon:
                 raise AssertionError(f"{error}; they are {seen}, the log has {self.log}") from None
             return figures
 
-    def logged_stats(self, rooms: Sequence[str], seconds: float = PATIENCE) -> dict[str, str]:
+    def logged_stats(self, protocols: Sequence[str], seconds: float = PATIENCE) -> dict[str, str]:
         """Makes the daemon log its figures. Returns the line of each protocol."""
-        before = {room: len(self.lines(f"stats of {room}")) for room in rooms}
+        before = {name: len(self.lines(f"stats of {name}")) for name in protocols}
         self.send_signal(signal.SIGUSR1)
-        return {room: self.wait_for_log(f"stats of {room}", count + 1, seconds) for room, count in before.items()}
+        return {name: self.wait_for_log(f"stats of {name}", count + 1, seconds) for name, count in before.items()}
 
     # ---- its process ----
 

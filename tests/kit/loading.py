@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from counterd.bench import result
-from counterd.bench.asking import LoadError
+from counterd.bench.connection import LoadError
 from counterd.bench.options import Hold, Keys
 from counterd.bench.plan import Plan, read_work
 from counterd.bench.run import run

@@ -48,7 +48,7 @@ PROOFS: Mapping[str, str] = {
     "tests/history/test_daemon": "the same histories of engines in memory, in the files without daemon in their names",
     "tests/history/test_loans.py::test_wrong_server_is_caught":
         "the same mistakes by hand: test_wrong_history_is_caught",
-    "tests/history/test_stays.py::test_wrong_server_is_caught":
+    "tests/history/test_resumptions.py::test_wrong_server_is_caught":
         "the same mistakes by hand: test_wrong_history_is_caught",
     "tests/history/test_takes.py::test_wrong_server_is_caught":
         "the same mistakes by hand: test_wrong_history_is_caught",

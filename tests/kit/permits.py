@@ -59,7 +59,7 @@ class Permits:
         self.lent[name] -= 1
 
     def enqueue(self, name: bytes, maximum: int, ticket: int, _now_ns: int) -> int:
-        assert all(each.ticket != ticket for each in self.waiting), f"gate {ticket} waits twice"
+        assert all(each.ticket != ticket for each in self.waiting), f"group {ticket} waits twice"
         self.asked += 1
         if self.draining or len(self.waiting) >= self.room:
             return 0

@@ -96,10 +96,10 @@ class Taker:
         assert isinstance(grant, wire.Grant)
         return self.status(wire.settle(0, grant.number, name, used))
 
-    def resume(self, grace_ms: int, token: bytes = b"", attempt: int = 0) -> wire.Stay | int:
+    def resume(self, grace_ms: int, token: bytes = b"", attempt: int = 0) -> wire.Resumption | int:
         """Asks for a token, or presents one. Returns the new token, or the status of a refusal."""
         status = self.status(wire.resume(0, grace_ms, token, attempt))
-        return wire.decode_stay(self.answers.others[-1].body) if status == wire.Status.NO_ERROR else status
+        return wire.decode_resumption(self.answers.others[-1].body) if status == wire.Status.NO_ERROR else status
 
     def close(self) -> None:
         self.peer.close()

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from counterd.cli.ctl.smockron.gate import DEFAULT, gate
 from counterd.control.config.keys import settings_for
 from counterd.control.config.loading import load
-from counterd.protocols import find_rooms
+from counterd.protocols import find_protocols
 from kit import needs
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def pins(lock: str) -> dict[str, str]:
 
 
 def test_the_configuration_of_the_image_is_right() -> None:
-    config = load(CONTAINERFILE.with_name("counterd.conf"), (), find_rooms())
+    config = load(CONTAINERFILE.with_name("counterd.conf"), (), find_protocols())
     assert config.warnings == ()
     assert config.values["admin.enable"]
 
@@ -167,7 +167,7 @@ def served(kubernetes: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) ->
     assert (name, others) == ("counterd.conf", [])
     path = tmp_path / name
     path.write_text(text)
-    return load(path, (), find_rooms())
+    return load(path, (), find_protocols())
 
 
 def test_the_sidecar_starts_before_the_application_and_has_probes(sidecar: dict[str, Any], served: Config) -> None:

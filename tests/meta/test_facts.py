@@ -17,10 +17,10 @@ import click
 import pytest
 
 from counterd.cli.ctl import OF_PROTOCOLS, common, main
-from counterd.protocols import find_rooms
+from counterd.protocols import find_protocols
 
 PACKAGE = Path(__file__).parents[2] / "src" / "counterd"
-ROOMS = {room.name: room for room in find_rooms()}
+PROTOCOLS = {spec.name: spec for spec in find_protocols()}
 
 ENUM = re.compile(r"^cdef enum ?(\w*):.*\n((?: {4}.*\n|\n)+)", re.MULTILINE)
 DEFINED = re.compile(r"^ *#define COUNTERD_(\w+) U?INT64_C\((\d+)\)$", re.MULTILINE)
@@ -66,7 +66,7 @@ def enum_differences(name: str, header: dict[str, int], known: type[IntEnum]) ->
     return [f"{name}.{each}" for each in wrong if (header[each], each) != count or each in known.__members__]
 
 
-@pytest.mark.parametrize("protocol", ROOMS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_header_has_the_enums_of_the_wire(protocol: str) -> None:
     wire = importlib.import_module(f"counterd.protocols.{protocol}.wire")
     for name, header in header_enums(protocol).items():
@@ -75,7 +75,7 @@ def test_a_header_has_the_enums_of_the_wire(protocol: str) -> None:
             assert enum_differences(name, header, known) == []
 
 
-@pytest.mark.parametrize("protocol", ROOMS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_constant_of_a_header_is_the_same_in_python(protocol: str) -> None:
     constants = header_enums(protocol)[""]
     compared = {
@@ -102,18 +102,18 @@ def test_different_enums_are_found() -> None:
 
 
 def test_a_default_port_is_written_only_in_wire() -> None:
-    ports = re.compile(rf"\b(?:{'|'.join(str(room.default_port) for room in ROOMS.values())})\b")
+    ports = re.compile(rf"\b(?:{'|'.join(str(spec.default_port) for spec in PROTOCOLS.values())})\b")
     sources = (path for pattern in ("*.py", "*.pyx", "*.pxd") for path in PACKAGE.rglob(pattern))
     found = {path.relative_to(PACKAGE).as_posix() for path in sources if ports.search(path.read_text("utf-8"))}
-    assert found - PORTS_ELSEWHERE == {f"protocols/{name}/wire.py" for name in ROOMS}
-    assert ROOMS["counter"].default_port == common.PORT
+    assert found - PORTS_ELSEWHERE == {f"protocols/{name}/wire.py" for name in PROTOCOLS}
+    assert PROTOCOLS["counter"].default_port == common.PORT
 
 
 @pytest.mark.parametrize("protocol", OF_PROTOCOLS)
 def test_a_command_offers_the_orders_of_its_table(protocol: str) -> None:
     group = main.get_command(click.Context(main), protocol)
     assert isinstance(group, click.Group)
-    for table in ROOMS[protocol].tables():
+    for table in PROTOCOLS[protocol].tables():
         command = group.commands.get(table.name)
         options = {each.name: each for each in command.params} if command else {}
         if {"admin", "sort"} <= options.keys():  # it shows the server's table, and makes none of its own

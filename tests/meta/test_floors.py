@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SRC = Path(__file__).parents[2] / "src"
 PACKAGE = SRC / "counterd"
-ROOMS = sorted(path.name for path in (PACKAGE / "protocols").iterdir() if (path / "__init__.py").exists())
+PROTOCOLS = sorted(path.name for path in (PACKAGE / "protocols").iterdir() if (path / "__init__.py").exists())
 
 # By the first part of a module's name below counterd; what is not here is on floor 0.
 FLOORS = {
@@ -35,20 +35,20 @@ FLOORS = {
     "admin": 5,
     "journal": 5,
 }
-FLOOR_0 = {"contract", "documents", "errors", "frames", "listing", "settings", "units", "version", "__init__"}
+FLOOR_0 = {"contract", "errors", "ipc", "json_documents", "settings", "tables", "units", "version", "__init__"}
 
-# All that the engine and the rooms may use besides counterd: nothing here knows a clock, a socket, a file or a loop.
+# All that the engine and the protocols may use besides counterd: nothing here knows clocks, sockets, files or loops.
 BELOW_NET = {
     "__future__", "collections", "collections.abc", "cpython.bytes", "cpython.list", "cpython.mem", "cython",
     "dataclasses", "enum", "functools", "importlib", "ipaddress", "libc.stdint", "libc.string", "math", "pkgutil",
     "operator", "pathlib", "posix.mman", "re", "struct", "typing", "unicodedata",
 }  # fmt: skip
-# The key of the hash, drawn when a room makes its store.
+# The key of the hash, drawn when a protocol makes its store.
 BELOW_NET_EXCEPT = {str(path.relative_to(PACKAGE)): {"os"} for path in PACKAGE.glob("protocols/*/__init__.py")}
 # The bytes of a path, as the kernel counts them.
 BELOW_NET_EXCEPT["settings.py"] = {"os"}
 # A document that others have read from somewhere.
-BELOW_NET_EXCEPT["documents.py"] = {"json"}
+BELOW_NET_EXCEPT["json_documents.py"] = {"json"}
 BELOW_NET_EXCEPT["protocols/sentinel/rules.py"] = {"difflib", "json"}
 BELOW_NET_EXCEPT["protocols/smockron/rules.py"] = {"fractions"}
 BELOW_NET_EXCEPT["protocols/counter/limits.py"] = {"fractions"}
@@ -73,16 +73,14 @@ SIDES = {
     "bench": re.compile(
         r"counterd\.(errors|units|version|engine\.byteorder|client(\._addresses|\._tls)?)$"
         r"|counterd\.net\.(clock|kernel)$"
-        rf"|counterd\.bench\b(?!\.dialects\._?({'|'.join(ROOMS)})$)"
+        rf"|counterd\.bench\b(?!\.dialects\._?({'|'.join(PROTOCOLS)})$)"
     ),
-    "admin": re.compile(
-        r"counterd\.(contract|errors|frames|listing|units|version|settings|protocols)$|counterd\.admin\b"
-    ),
-    "journal": re.compile(r"counterd\.(contract|frames|protocols)$|counterd\.journal\b"),
+    "admin": re.compile(r"counterd\.(contract|errors|ipc|tables|units|version|settings|protocols)$|counterd\.admin\b"),
+    "journal": re.compile(r"counterd\.(contract|ipc|protocols)$|counterd\.journal\b"),
 }
 
 # In a protocol's folder, and what the load tester says to one server.
-OF_ROOM = re.compile(r"counterd\.(?:protocols\.|bench\.dialects\._?)(\w+)")
+OF_PROTOCOL = re.compile(r"counterd\.(?:protocols\.|bench\.dialects\._?)(\w+)")
 
 CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+c?import\s+(.*)|c?import\s+(.*))$", re.MULTILINE)
 CYTHON_EXTERN = re.compile(r"^\s*cdef\s+extern\s+from\s+[\"<]+([\w./]+)", re.MULTILINE)
@@ -129,7 +127,7 @@ def module_of(source: str) -> str:
 def wrong_imports(source: str, text: str) -> list[str]:
     """The imports that are forbidden in a module, with the reason."""
     own = module_of(source)
-    room = found[1] if (found := OF_ROOM.match(own)) else None
+    protocol = found[1] if (found := OF_PROTOCOL.match(own)) else None
     spoken = own.split(".")[3] if own.startswith("counterd.cli.ctl.") else None  # by the commands of one protocol
     side = f"{own}.".split(".")[1]
     wrong = []
@@ -139,7 +137,7 @@ def wrong_imports(source: str, text: str) -> list[str]:
             if floor(own) <= 2 and module not in BELOW_NET | BELOW_NET_EXCEPT.get(source, set()):
                 wrong.append(f"{module}: not for what is below net")
         elif side in SIDES:
-            ours = room and re.search(rf"\.(protocols\.{room}\.wire|dialects\._?{room})$", module)
+            ours = protocol and re.search(rf"\.(protocols\.{protocol}\.wire|dialects\._?{protocol})$", module)
             if not (ours or SIDES[side].match(module)):
                 wrong.append(f"{module}: a side stands on errors and wire")
         elif floor(module) > floor(own):
@@ -148,8 +146,8 @@ def wrong_imports(source: str, text: str) -> list[str]:
             wrong.append(f"{module}: the daemon needs no side")
         elif spoken in parts[2:3] and CLIENTS_HALF.match(module):
             pass
-        elif parts[1:2] == ["protocols"] and len(parts) > 2 and parts[2] != room:
-            wrong.append(f"{module}: a room that nobody else may know")
+        elif parts[1:2] == ["protocols"] and len(parts) > 2 and parts[2] != protocol:
+            wrong.append(f"{module}: a protocol that nobody else may know")
         elif own.endswith((".wire", ".errors")) and not CLIENTS_HALF.match(module):
             wrong.append(f"{module}: a client's half of a protocol works where nothing is compiled")
     return wrong
@@ -173,7 +171,7 @@ def test_nothing_below_net_calls_the_system() -> None:
 
 
 def test_protocols_are_found() -> None:
-    assert "counter" in ROOMS
+    assert "counter" in PROTOCOLS
 
 
 # Where a protocol may be named: in its folder, and in what speaks it from the other side. Not in the admin process
@@ -181,27 +179,27 @@ def test_protocols_are_found() -> None:
 NAMING = ("protocols/", "client/", "bench/dialects/", "cli/ctl/", "admin/")
 
 
-def named_rooms(source: str, text: str) -> list[str]:
+def named_protocols(source: str, text: str) -> list[str]:
     """The lines that name a protocol, or the server whose files one of them reads. Kinds of metrics do not count."""
-    if source == "listing.py":
+    if source == "tables.py":
         text = text.replace('kind: Literal["counter", "gauge"]', "")
-    return re.findall(rf"^.*\b(?:{'|'.join(ROOMS)}|yrmcds)\b.*$", text, re.MULTILINE)
+    return re.findall(rf"^.*\b(?:{'|'.join(PROTOCOLS)}|yrmcds)\b.*$", text, re.MULTILINE)
 
 
 def test_no_other_code_names_a_protocol() -> None:
     finding = {"protocols/__init__.py", "bench/dialects/__init__.py"}
     others = [source for source in sources() if not source.startswith(NAMING) or source in finding]
-    found = {source: named_rooms(source, (PACKAGE / source).read_text("utf-8")) for source in others}
+    found = {source: named_protocols(source, (PACKAGE / source).read_text("utf-8")) for source in others}
     assert {source: lines for source, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
-    "source", ["_core.pyx", "contract.py", "control/x.py", "engine/x.pxd", "errors.py", "listing.py", "net/x.py"]
+    "source", ["_core.pyx", "contract.py", "control/x.py", "engine/x.pxd", "errors.py", "tables.py", "net/x.py"]
 )
-@pytest.mark.parametrize("room", [*ROOMS, "yrmcds"])
-def test_a_name_of_a_protocol_is_found(source: str, room: str) -> None:
-    line = f"# the {room} protocol's"
-    assert named_rooms(source, f"x = 1\n{line}\n{room}s = 2\n") == [line]
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, "yrmcds"])
+def test_a_name_of_a_protocol_is_found(source: str, protocol: str) -> None:
+    line = f"# the {protocol} protocol's"
+    assert named_protocols(source, f"x = 1\n{line}\n{protocol}s = 2\n") == [line]
 
 
 # ---- circles ---------------------------------------------------------------------------------------------------------
@@ -261,16 +259,16 @@ def test_circular_imports_are_found() -> None:
         ("net/x.py", "import counterd.control.config", "floor 4"),
         ("net/x.py", "from counterd.control import config", "floor 4"),
         ("net/x.py", "if True:\n    from counterd.cli import daemon", "floor 5"),
-        ("net/x.py", "from counterd.protocols.counter import wire", "a room"),
+        ("net/x.py", "from counterd.protocols.counter import wire", "a protocol"),
         ("net/x.py", "from counterd.client import Client", "floor 5"),
-        ("net/x.pyx", "from counterd.protocols.counter._store cimport CounterStore", "a room"),
-        ("net/x.pyx", "cimport counterd.protocols.counter._store as room", "a room"),
+        ("net/x.pyx", "from counterd.protocols.counter._store cimport CounterStore", "a protocol"),
+        ("net/x.pyx", "cimport counterd.protocols.counter._store as protocol", "a protocol"),
         ("protocols/counter/x.pyx", "from counterd.net cimport driver", "floor 3"),
         ("protocols/counter/x.pyx", "import time", "below net"),
         ("protocols/counter/x.pyx", "from posix.time cimport clock_gettime", "below net"),
         ("protocols/counter/x.py", "import asyncio", "below net"),
         ("protocols/counter/x.py", "import os", "below net"),
-        ("protocols/other/x.py", "from counterd.protocols.counter import wire", "a room"),
+        ("protocols/other/x.py", "from counterd.protocols.counter import wire", "a protocol"),
         ("protocols/counter/wire.py", "from counterd._core import siphash", "compiled"),
         ("_core.pxd", "from counterd.protocols.counter cimport _store", "floor 2"),
         ("protocols/counter/errors.py", "from counterd._core import siphash", "compiled"),
@@ -279,17 +277,17 @@ def test_circular_imports_are_found() -> None:
         ("contract.py", "from counterd.extensions.host import PluginHost", "floor 5"),
         ("control/x.py", "from counterd.extensions.host import PluginHost", "floor 5"),
         ("extensions/x.py", "from counterd.client import Client", "side"),
-        ("listing.py", "from counterd.protocols.counter import TABLES", "floor 2"),
+        ("tables.py", "from counterd.protocols.counter import TABLES", "floor 2"),
         ("contract.py", "import asyncio", "below net"),
-        ("cli/x.py", "from counterd.protocols.counter import ROOM", "a room"),
-        ("cli/ctl/x.py", "from counterd.protocols.counter.wire import PORT", "a room"),
-        ("cli/ctl/counter.py", "from counterd.protocols.counter import ROOM", "a room"),
+        ("cli/x.py", "from counterd.protocols.counter import PROTOCOL", "a protocol"),
+        ("cli/ctl/x.py", "from counterd.protocols.counter.wire import PORT", "a protocol"),
+        ("cli/ctl/counter.py", "from counterd.protocols.counter import PROTOCOL", "a protocol"),
         ("client/x.py", "from counterd.net.sockets import open_tcp", "side"),
         ("client/x.py", "from counterd.protocols.counter._store import CounterStore", "side"),
         ("bench/x.pyx", "from counterd._core cimport Session", "side"),
         ("bench/x.py", "from counterd.protocols.counter import wire", "side"),
         ("bench/x.py", "from counterd.bench.dialects.counter import DIALECT", "side"),
-        ("bench/dialects/counter.py", "from counterd.protocols.counter import ROOM", "side"),
+        ("bench/dialects/counter.py", "from counterd.protocols.counter import PROTOCOL", "side"),
         ("bench/dialects/_counter.pyx", "from counterd.protocols.throttr import wire", "side"),
         ("bench/dialects/counter.py", "from counterd.bench.dialects import throttr", "side"),
         ("protocols/counter/x.py", "from counterd.bench.dialects.counter import DIALECT", "floor 5"),
@@ -307,18 +305,18 @@ def test_forbidden_imports_are_found(source: str, text: str, wrong: str) -> None
     ("source", "text"),
     [
         ("net/x.pyx", "from counterd._core cimport (\n    Session, Store,\n)"),
-        ("control/x.py", "from counterd.net import sockets\nfrom counterd.protocols import find_rooms\nimport os"),
+        ("control/x.py", "from counterd.net import sockets\nfrom counterd.protocols import find_protocols\nimport os"),
         ("protocols/counter/x.py", "from counterd.protocols.counter import wire\nfrom counterd.settings import size"),
         ("client/x.py", "from counterd.protocols.counter.wire import Status\nimport socket"),
         ("bench/x.pyx", "from counterd.net.clock cimport monotonic_ns\nfrom counterd.bench.plan import Plan"),
-        ("protocols/counter/x.py", "from counterd.contract import Room, Store\nfrom counterd.listing import Table"),
+        ("protocols/counter/x.py", "from counterd.contract import ProtocolSpec\nfrom counterd.tables import Table"),
         ("protocols/counter/errors.py", "from counterd.errors import ServerError\nimport enum"),
         ("bench/dialects/counter.py", "from counterd.protocols.counter import wire\nimport counterd.bench.dialect, os"),
         ("bench/dialects/_counter.pyx", "from counterd.bench.dialects.counter import DIALECT"),
         ("client/x.py", "from counterd.protocols.counter.errors import Refused"),
         ("cli/x.py", "from counterd.client import Client"),
         ("cli/ctl/counter.py", "from counterd.protocols.counter.wire import PORT"),
-        ("admin/x.py", "from counterd.protocols import find_rooms\nfrom counterd.frames import frame"),
+        ("admin/x.py", "from counterd.protocols import find_protocols\nfrom counterd.ipc import frame"),
     ],
 )
 def test_allowed_imports_are_not_reported(source: str, text: str) -> None:

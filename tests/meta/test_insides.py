@@ -74,7 +74,7 @@ def test_no_private_part_is_used(file: str) -> None:
         "attrgetter('_link._lock')(client)",
         "from counterd.client import _link",
         "from counterd.client.counter._permits import PermitCalls",
-        "import counterd.client._turns",
+        "import counterd.client._wait_queues",
         "monkeypatch.setattr('counterd.client._link', None)",
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 
 from counterd.cli import daemon
 from counterd.control.config.keys import LISTENER, settings_for, shared_settings
-from counterd.protocols import find_rooms
+from counterd.protocols import find_protocols
 from kit import needs
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def test_a_page_without_marks_is_an_error(man: ModuleType) -> None:
 
 def test_every_setting_is_in_the_page() -> None:
     items = re.findall(r"^\.It Ic (\S+) =", text("counterd.conf.5"), re.MULTILINE)
-    rooms, shared = find_rooms(), shared_settings()
-    of_each = {f"{room.name}{key.removeprefix(LISTENER)}" for key in shared for room in rooms}
-    assert sorted(items) == sorted((settings_for(rooms).keys() | shared.keys()) - of_each)
+    specs, shared = find_protocols(), shared_settings()
+    of_each = {f"{spec.name}{key.removeprefix(LISTENER)}" for key in shared for spec in specs}
+    assert sorted(items) == sorted((settings_for(specs).keys() | shared.keys()) - of_each)
 
 
 def test_every_option_of_the_daemon_is_in_its_page(capsys: pytest.CaptureFixture[str]) -> None:

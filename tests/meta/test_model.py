@@ -29,7 +29,7 @@ def test_functions_named_by_the_models_exist() -> None:
         "_core.pyx", "engine/connections.pxd", "engine/fair.pxd", "engine/idle_ring.pxd", "engine/permits.pxd",
         "engine/table.pxd", "cluster/lease_policy.py", "protocols/counter/_charges.pxd",
         "protocols/counter/_counters.pxd", "protocols/counter/_session.pyx", "protocols/counter/_shares.pxd",
-        "protocols/counter/_stays.pxd", "protocols/counter/_store.pyx", "protocols/counter/_takes.pxd",
+        "protocols/counter/_resumptions.pxd", "protocols/counter/_store.pyx", "protocols/counter/_takes.pxd",
     )  # fmt: skip
     sources = [(ROOT / "src" / "counterd" / name).read_text("utf-8") for name in names]
     script = (ROOT / "src" / "counterd" / "cluster" / "authority.lua").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""What the counter room answers, said a second time: with dicts and lists, nothing clever, no bound it does not need.
+"""What the counter protocol answers, said a second time: with dicts and lists, nothing clever, no needless bound.
 
 `Model` predicts every byte of every answer, and the store's figures, the order in which idle counters are reclaimed
 included, so that a test can compare after each step. How much of what was asked is answered in one call is the engine's

@@ -44,7 +44,7 @@ class History:
     def __init__(self, draw: Random) -> None:
         self.draw = draw
         self.desk = Desk(buckets=16, name_memory=4096)
-        self.desk.store.limit_stays(60)
+        self.desk.store.limit_resumptions(60)
         self.limits = leased_limits(self.desk.store, b"")
         self.policy = draw.choice(POLICIES)
         self.limits.set_policy(self.policy, draw.random() < 0.5)

@@ -1,4 +1,4 @@
-"""What the sentinel room does, said a second time: with dicts and lists, nothing clever, and no bound on memory.
+"""What the sentinel protocol does, said a second time: with dicts and lists, nothing clever, and no bound on memory.
 
 `Model` answers requests one by one; the ids of tokens it is given. What a sweep has freed it is told, as when there are
 sweeps is the store's affair: it says which tokens can have been freed, and which must be by now. It is a store by

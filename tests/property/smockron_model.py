@@ -1,4 +1,4 @@
-"""What the smockron room does, said a second time: with dicts, exact fractions, and nothing clever.
+"""What the smockron protocol does, said a second time: with dicts, exact fractions, and nothing clever.
 
 `Model` predicts every byte that each connection is sent, in order, and every figure that can be known. It is a store by
 the contract too, so that the vectors can be played to it: then both say the same.

@@ -105,7 +105,7 @@ class Both:
         self.books = Books(sizes)
         self.clients: dict[Client, None] = {}  # that are connected
         self.store.limit_takes(sizes.waiters_per_connection, sizes.settle_s)
-        self.store.limit_stays(sizes.resume_s)
+        self.store.limit_resumptions(sizes.resume_s)
         self.store.limit_shares(*sizes.shares)
         self.set_wall()
         self.granted = self.resumed = 0
@@ -582,9 +582,9 @@ class Both:
         self.sizes.per_connection = most
         self.store.limit_holdings(most)
 
-    def limit_stays(self, seconds: int) -> None:
+    def limit_resumptions(self, seconds: int) -> None:
         self.sizes.resume_s = seconds
-        self.store.limit_stays(seconds)
+        self.store.limit_resumptions(seconds)
 
     def limit_shares(self, shares: tuple[int, int]) -> None:
         self.sizes.shares = shares

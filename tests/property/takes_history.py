@@ -105,7 +105,7 @@ class History:
     def set_limits(self, _client: Client) -> None:
         draw = self.random
         if draw.random() < 0.5:
-            self.both.limit_stays(draw.choice((0, 1, 5, 5)))
+            self.both.limit_resumptions(draw.choice((0, 1, 5, 5)))
         elif self.asker.tight:
             self.both.limit_holdings(draw.choice((0, 1, 3)))
         else:

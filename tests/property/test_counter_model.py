@@ -1,4 +1,4 @@
-"""The counter room against the plain-dict model: whatever is asked, in whatever order, both say the same.
+"""The counter protocol against the plain-dict model: whatever is asked, in whatever order, both say the same.
 
 Several connections on one small store, names that get in each other's way, and everything that can happen to a
 connection or a store in between. COUNTERD_EXAMPLES=50 looks fifty times as long.
@@ -285,4 +285,4 @@ CounterMachine.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
-TestCounterRoom = CounterMachine.TestCase
+TestCounterProtocol = CounterMachine.TestCase

@@ -1,8 +1,8 @@
 """However a stream is cut, and whenever its output is taken: the answer is the same, and so is what it leaves behind.
 
 Every vector of one connection, streams made up by hypothesis, and one that is longer than any bound of the engine. Of
-the sentinel, the beanstalk and the smockron room what hypothesis makes up, right and wrong; vectors of the first and
-the last are cut in tests/conformance.
+the sentinel, the beanstalk and the smockron protocol what hypothesis makes up, right and wrong; vectors of the first
+and the last are cut in tests/conformance.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def test_a_stream_longer_than_every_bound() -> None:
             assert play(chunks(stream, size), pull=pull, filled=3000) == expected, f"pieces of {size}, {pull}"
 
 
-# ---- the sentinel room ----------------------------------------------------------------------------------------------
+# ---- the sentinel protocol ------------------------------------------------------------------------------------------
 
 SENTINEL_RULES = Rules(
     (
@@ -310,7 +310,7 @@ def test_any_stream_of_sentinel_cut_once_anywhere_or_in_any_way(
     assert play_sentinel(cut(stream, {position % len(stream) for position in positions}), end=end) == expected
 
 
-# ---- the beanstalk room ---------------------------------------------------------------------------------------------
+# ---- the beanstalk protocol -----------------------------------------------------------------------------------------
 
 JOB_MAX = 300
 BEANSTALK_STRIDES = 12  # each needs a store
@@ -444,7 +444,7 @@ def test_any_stream_of_beanstalk_with_long_commands_cut_in_any_way(
     assert play_beanstalk(cut(stream, cuts), pull=pull, end=end, filled=2000) == expected
 
 
-# ---- the smockron room ----------------------------------------------------------------------------------------------
+# ---- the smockron protocol ------------------------------------------------------------------------------------------
 
 SMOCKRON_STRIDES = 24  # each needs a store
 SMOCKRON_MAX = 1 << 13  # bytes of a message

@@ -1,4 +1,4 @@
-"""The sentinel room against the plain-dict model: whatever is asked, by whom and when, both say the same.
+"""The sentinel protocol against the plain-dict model: whatever is asked, by whom and when, both say the same.
 
 Several connections on one store, streams cut anywhere, rules that change, and time that goes on when it is told to:
 often to the very moment at which a lease is over, or a nanosecond before. After each step each flow has as many calls
@@ -372,4 +372,4 @@ SentinelMachine.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
-TestSentinelRoom = SentinelMachine.TestCase
+TestSentinelProtocol = SentinelMachine.TestCase

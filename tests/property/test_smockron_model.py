@@ -1,4 +1,4 @@
-"""The smockron room against the plain-dict model: whatever is sent, by whom and when, both say the same.
+"""The smockron protocol against the plain-dict model: whatever is sent, by whom and when, both say the same.
 
 Several connections on both ports of one store, streams cut anywhere, subscribers that do not read, rules that change,
 somebody else who decides for a while, and time that goes on when it is told to: often to the very tick at which
@@ -492,4 +492,4 @@ SmockronMachine.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-TestSmockronRoom = SmockronMachine.TestCase
+TestSmockronProtocol = SmockronMachine.TestCase

@@ -1,7 +1,7 @@
-"""The tables of the counter room against models, while counters and holdings come, go and change between the slices.
+"""The tables of the counter protocol against models, while counters and holdings come, go and change between slices.
 
 What was there throughout and ranks high enough is told of, once; every row is what a counter was at one of the moments.
-Names of 64 KiB make slices of single counters. Likewise those of the smockron room, where long names make slices of
+Names of 64 KiB make slices of single counters. Likewise those of the smockron protocol, where long names make slices of
 some identifiers. COUNTERD_EXAMPLES=50 looks fifty times as long.
 """
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.smockron.engine import make_store as make_smockron_store
-from counterd.protocols import find_rooms
+from counterd.protocols import find_protocols
 from counterd.protocols.counter import wire
 from counterd.protocols.smockron import wire as smockron
 from counterd.protocols.smockron.rules import parse_rules
@@ -25,7 +25,7 @@ from property import smockron_model
 from property.counter_model import Model
 
 STEPS_MAX = 1000
-TABLES = {table.name: table for room in find_rooms() for table in room.tables()}
+TABLES = {table.name: table for spec in find_protocols() for table in spec.tables()}
 
 GIANT = [b"%d" % digit * 65534 + b"x" for digit in range(5)]
 LONG = [b"long" + b"%d" % digit * 40000 + b"y" for digit in range(3)]
@@ -52,7 +52,7 @@ def rank(sort: str, row: tuple[Any, ...]) -> int:
     return {"consumption": consumption, "usage": usage, "peak": peak, "limit": limit, "waiters": 0}[sort]
 
 
-class Room:
+class Rig:
     """One store and its model; a walk, and what there was at each moment since it began."""
 
     def __init__(self) -> None:
@@ -167,17 +167,17 @@ work = st.one_of(
 def test_counters(
     before: list[tuple[Any, ...]], match: int, sort: str, limit: int, between: list[list[tuple[Any, ...]]]
 ) -> None:
-    room = Room()
-    room.do(before)
-    room.begin(MATCHES[match], sort, limit)
+    rig = Rig()
+    rig.do(before)
+    rig.begin(MATCHES[match], sort, limit)
     done = False
     for turn in between:
-        done = room.walk.step()
+        done = rig.walk.step()
         if done:
             break
-        room.do(turn)
-    room.check(room.walk.rows() if done else walked(room.walk))
-    room.store.audit()
+        rig.do(turn)
+    rig.check(rig.walk.rows() if done else walked(rig.walk))
+    rig.store.audit()
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -225,7 +225,7 @@ def test_holders_that_stay_are_counted_and_those_at_the_end_are_told(
     assert store.held() == len(present)
 
 
-class Holders(Room):
+class Holders(Rig):
     """held: what the first connection had at each moment."""
 
     def __init__(self) -> None:
@@ -255,30 +255,30 @@ def test_what_a_connection_holds(
     before: list[tuple[Any, ...]], limit: int, between: list[list[tuple[Any, ...]]]
 ) -> None:
     """What it has throughout is told of once, what it had last first; every row was true at one of the moments."""
-    room = Holders()
-    room.do(before)
-    room.held = room.held[-1:]
-    session = room.pairs[0][0]
-    walk = TABLES["holdings"].open(room.store, {"connection": str(session.number), "limit": str(limit)})
+    rig = Holders()
+    rig.do(before)
+    rig.held = rig.held[-1:]
+    session = rig.pairs[0][0]
+    walk = TABLES["holdings"].open(rig.store, {"connection": str(session.number), "limit": str(limit)})
     done = False
     for turn in between:
         done = walk.step()
         if done:
             break
-        room.do(turn)
+        rig.do(turn)
     rows = [row[:2] for row in (walk.rows() if done else walked(walk))]
-    noted = [*room.held[0]][::-1][:limit]
+    noted = [*rig.held[0]][::-1][:limit]
     told = Tally(name for name, _ in rows)
-    assert all(told[name] == 1 for name in noted if all(name in moment for moment in room.held))
-    assert {*rows} <= {held for moment in room.held for held in moment.items()}
+    assert all(told[name] == 1 for name in noted if all(name in moment for moment in rig.held))
+    assert {*rows} <= {held for moment in rig.held for held in moment.items()}
     assert len(rows) <= len(noted)
-    assert walk.total == max(len(room.held[-1]), len(rows))
-    if len(room.held) == 1:
-        assert rows == [(name, room.held[0][name]) for name in noted]
-    room.store.audit()
+    assert walk.total == max(len(rig.held[-1]), len(rows))
+    if len(rig.held) == 1:
+        assert rows == [(name, rig.held[0][name]) for name in noted]
+    rig.store.audit()
 
 
-# ---- the smockron room ----------------------------------------------------------------------------------------------
+# ---- the smockron protocol ------------------------------------------------------------------------------------------
 
 DOMAINS = parse_rules('{"day": {"rate": "1/day", "burst": 0}, "ten": {"rate": "1/hour", "burst": 10}}')
 IDENTIFIERS = [b"%02d" % number + b"x" * (4094 if number % 5 else 8) for number in range(60)]

@@ -1,4 +1,4 @@
-"""The throttr room against the plain-dict model: whatever is asked, by whom and when, both say the same.
+"""The throttr protocol against the plain-dict model: whatever is asked, by whom and when, both say the same.
 
 Several connections on one store, at every value size, streams cut anywhere, and time that goes on when it is told to:
 often to the very moment at which something expires, or a nanosecond before. COUNTERD_EXAMPLES=50 looks fifty times as
@@ -145,7 +145,7 @@ class Pair:
         session.owner = self
 
     def peer(self) -> tuple[str, int]:
-        """What a room asks the owner of a session for: here that of a Unix socket."""
+        """What a protocol asks the owner of a session for: here that of a Unix socket."""
         return "", 0
 
 
@@ -385,4 +385,4 @@ ThrottrMachine.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
-TestThrottrRoom = ThrottrMachine.TestCase
+TestThrottrProtocol = ThrottrMachine.TestCase

@@ -1,4 +1,4 @@
-"""What the throttr room does, said a second time: with dicts and lists, nothing clever, and no bound on memory.
+"""What the throttr protocol does, said a second time: with dicts and lists, nothing clever, and no bound on memory.
 
 `Model` predicts every answer and every event, in order, for each connection. What it cannot know, as the order of a
 listing or how many bytes had been read by then, it leaves open: an `Answer` takes what it recognises as itself from the

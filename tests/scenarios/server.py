@@ -63,8 +63,8 @@ class Server:
         """Starts it, with the ports that it had before."""
         self.daemon = self._running.enter_context(daemon.running(self._directory, self.settings, program=self._program))
         for key in [key for key in self.settings if key.endswith("port")]:
-            room, _, name = key.partition(".")
-            self.settings[key] = self.where(f"{room}-control" if name == "control_port" else room).port
+            protocol, _, name = key.partition(".")
+            self.settings[key] = self.where(f"{protocol}-control" if name == "control_port" else protocol).port
 
     def kill(self) -> None:
         self.daemon.exit_status = -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""The beanstalk room's world: producers and workers of all sorts, books of every job, and a disk that may fail.
+"""The beanstalk protocol's world: producers and workers of all sorts, books of every job, and a disk that may fail.
 
 After each call of the engine the books (queues.py) execute the requests that it says to have executed. So every reply
 is known before it comes, and has to come, byte by byte and in order. Where the engine may choose, as to what comes

@@ -1,4 +1,4 @@
-"""The counter room's world: semaphores that clients of all sorts hold, beside the model of the property test.
+"""The counter protocol's world: semaphores that clients of all sorts hold, beside the model of the property test.
 
 The model is told each call of the engine, and says what each has to answer, and what the store has to tell of itself.
 What it knows nothing of is kept here: what the clients know by the answers that have arrived. Nobody's maximum is

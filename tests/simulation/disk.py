@@ -1,6 +1,6 @@
 """A simulated disk with the journal of a store on it, and what stands between the two.
 
-The database is SQLite's, in memory, written and read by the room's own code; the Disk plays its process and what
+The database is SQLite's, in memory, written and read by the protocol's own code; the Disk plays its process and what
 control/journal.py makes of it. Transactions are there or not, whole; what they were told may come late, or never:
 
     fine    written at once, nearly

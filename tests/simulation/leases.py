@@ -1,4 +1,4 @@
-"""What the sentinel room's world knows by itself: rates in their windows, tokens and their leases.
+"""What the sentinel protocol's world knows by itself: rates in their windows, tokens and their leases.
 
 Written from docs/protocols/sentinel.md with sums that are added up anew each time, and no list of anybody's in order.
 """

@@ -177,7 +177,7 @@ class Asked:
     command: bytes
     amount: int = 0
     number: int = 0  # of a job
-    claim: tuple[bytes, int] | None = None
+    requirement: tuple[bytes, int] | None = None
     sent: int = 0
 
 
@@ -209,7 +209,7 @@ class LentWorld(World):
         self.waiters = draw.choice((1, 2, 64, 64, 64))
         self.caps: dict[bytes, int] = {}
         self.newest = 0
-        self.claims: dict[int, tuple[bytes, int] | None] = {}  # by id, of jobs whose puts were acknowledged
+        self.requirements: dict[int, tuple[bytes, int] | None] = {}  # by id, of jobs whose puts were acknowledged
         self.drive = Drive(self)
         self.disk = Disk(self.drive) if self.sync else None  # type: ignore[arg-type]
         self.begin()
@@ -235,7 +235,7 @@ class LentWorld(World):
             self.disk.begin()
             self.disk.restore(self.jobs)
         else:
-            self.claims.clear()
+            self.requirements.clear()
         self.store: Any = Both(self.counters, self.jobs)
         self.observer, self.looker = self.jobs.session(self.now), self.counters.session(self.now)
         self.draining = False
@@ -269,14 +269,14 @@ class LentWorld(World):
 
     def job_request(self, link: Link, client: Client) -> bytes:
         draw = self.random
-        kinds = ["put"] * 5 * (len(self.claims) < JOBS_ENOUGH) + ["reserve"] * 6 + ["end"] * 9 * bool(client.jobs)
+        kinds = ["put"] * 5 * (len(self.requirements) < JOBS_ENOUGH) + ["reserve"] * 6 + ["end"] * 9 * bool(client.jobs)
         kind = draw.choice([*kinds, "tube", "kick", "reserve-job", "pause"])
         if kind == "put":
             return self.put(link)
         if kind == "reserve":
             self.note(link, Asked(b"reserve"))
             return wire.reserve(draw.choice((0, 1, 1, 3)))
-        number = draw.choice([*client.jobs] or [*self.claims, 1])
+        number = draw.choice([*client.jobs] or [*self.requirements, 1])
         if kind == "end":
             data: bytes = draw.choice((
                 wire.delete(number), wire.delete(number), wire.bury(number), wire.touch(number),
@@ -284,7 +284,7 @@ class LentWorld(World):
             ))  # fmt: skip
             client.jobs.pop(number, None)
         elif kind == "reserve-job":
-            data = wire.reserve_job(draw.choice([*self.claims, 1]))
+            data = wire.reserve_job(draw.choice([*self.requirements, 1]))
         elif kind == "tube":
             data = draw.choice((wire.use(draw.choice(TUBES)), wire.watch(draw.choice(TUBES))))
         elif kind == "kick":
@@ -309,7 +309,7 @@ class LentWorld(World):
             self.note(link, Asked(b"put"))
             return wire.put(b"", *times.values())
         name = draw.choice([*MAXIMUMS])
-        self.note(link, Asked(b"put-limited", claim=(name, MAXIMUMS[name])))
+        self.note(link, Asked(b"put-limited", requirement=(name, MAXIMUMS[name])))
         return wire.put_limited(b"", name, MAXIMUMS[name], **times)
 
     def permit_request(self, link: Link, client: Client) -> bytes:
@@ -345,10 +345,10 @@ class LentWorld(World):
             word = asked.command if client.is_job else "take" if asked.amount else "release"
             self.seen[word, reply.status] += 1
             if client.is_job and reply.status is Status.INSERTED:
-                self.claims[reply.number] = asked.claim
+                self.requirements[reply.number] = asked.requirement
                 self.newest = max(self.newest, reply.number)
             if asked.command == b"delete" and reply.status is Status.DELETED:
-                self.claims.pop(asked.number, None)
+                self.requirements.pop(asked.number, None)
             link.marks.append((end, (asked, reply)))
 
     def delivered(self, link: Link, answer: tuple[Asked, Any]) -> None:
@@ -356,9 +356,9 @@ class LentWorld(World):
         asked, reply = answer
         client: Client = link.books
         if client.is_job and reply.status is Status.RESERVED:
-            claim = self.claims.get(reply.number)
-            if claim is not None:  # its time to run began after it was asked for, at least a second of it
-                client.jobs[reply.number] = claim[0], asked.sent + SECOND
+            requirement = self.requirements.get(reply.number)
+            if requirement is not None:  # its time to run began after it was asked for, at least a second of it
+                client.jobs[reply.number] = requirement[0], asked.sent + SECOND
             else:
                 client.jobs[reply.number] = b"", 0
         elif not client.is_job and asked.amount and reply.status == OK:
@@ -438,9 +438,9 @@ class LentWorld(World):
         for job in jobs:
             name, most = job.get("counter", "").encode(), int(job.get("maximum", "0"))
             reserved[name] += job["state"] == "reserved" and name != b""
-            claim = self.claims.get(int(job["id"]), (name, most) if name else None)
-            if claim != ((name, most) if name else None):
-                raise Violation("claim", f"job {job['id']} was put with {claim}, and has {name!r} of {most}")
+            requirement = self.requirements.get(int(job["id"]), (name, most) if name else None)
+            if requirement != ((name, most) if name else None):
+                raise Violation("requirement", f"job {job['id']} was put with {requirement}, has {name!r} of {most}")
         over = [name for name in MAXIMUMS if reserved[name] > self.loans.lent[name]]
         if over:
             raise Violation("lent", f"more jobs of {over} are reserved than permits lent")
@@ -509,7 +509,7 @@ class LentWorld(World):
         if reserved != +self.loans.lent:
             raise Violation("lent", f"{reserved} are reserved after a restart, and {+self.loans.lent} are lent")
         there = {int(job["id"]) for job in jobs}
-        self.claims = {number: claim for number, claim in self.claims.items() if number in there}
+        self.requirements = {id: one for id, one in self.requirements.items() if id in there}
 
     # ---- the end ----
 
@@ -532,7 +532,7 @@ class LentWorld(World):
             cleaner = self.jobs.session(self.now)
             for job in jobs_left:
                 cleaner.receive(wire.delete(int(job["id"])), self.now)
-                self.claims.pop(int(job["id"]), None)
+                self.requirements.pop(int(job["id"]), None)
             self.step("emptied", None)
             self.drain(self.steps + 10_000)
         counters, jobs = self.counters.snapshot(), self.jobs.snapshot()

@@ -1,4 +1,4 @@
-"""What the beanstalk room's world knows by itself: jobs, tubes and who waits, and what may have become of them.
+"""What the beanstalk protocol's world knows by itself: jobs, tubes and who waits, and what may have become of them.
 
 The model of tests/property is the base. Here it is told which requests the engine has executed; jobs of connections
 that have gone come back in a tick; and in which order several things happen in one tick is the engine's choice, which

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from simulation.world import World
 
-ROOMS: dict[str, type[World]] = {
+PROTOCOLS: dict[str, type[World]] = {
     "beanstalk": BeanstalkWorld,
     "counter": CounterWorld,
     "lent": LentWorld,
@@ -32,18 +32,18 @@ ROOMS: dict[str, type[World]] = {
 WORLD_STEPS = 20_000  # of one world, about: each ends with everybody gone
 
 
-def simulate(room: str, steps: int, seed: int, worlds: int, clock: Callable[[], float]) -> bool:
+def simulate(protocol: str, steps: int, seed: int, worlds: int, clock: Callable[[], float]) -> bool:
     """So many steps at least, unless `worlds` are enough; False if a promise was broken, which is then told."""
     started = clock()
     done = sessions = count = digest = 0
     first = seed
     while done < steps and not (worlds and count == worlds):
-        world = ROOMS[room](seed)
+        world = PROTOCOLS[protocol](seed)
         try:
             world.run(min(WORLD_STEPS, steps))
         except Exception as error:  # noqa: BLE001 - whatever it is, its seed has to be told
             tell(world, error, min(WORLD_STEPS, steps))
-            print(f"simulation: {room}, {done + world.steps:,} steps, 1 violation, seed {seed}", flush=True)
+            print(f"simulation: {protocol}, {done + world.steps:,} steps, 1 violation, seed {seed}", flush=True)
             return False
         done += world.steps
         sessions += world.sessions
@@ -51,10 +51,10 @@ def simulate(room: str, steps: int, seed: int, worlds: int, clock: Callable[[], 
         count += 1
         seed += 1
         if count % 10 == 0:
-            print(f"{room}: {done:,} steps, {count} worlds", file=sys.stderr, flush=True)
+            print(f"{protocol}: {done:,} steps, {count} worlds", file=sys.stderr, flush=True)
     minutes = max(clock() - started, 1e-9) / 60
     print(
-        f"simulation: {room}, {done:,} steps, {count} worlds, {sessions:,} sessions, 0 violations, "
+        f"simulation: {protocol}, {done:,} steps, {count} worlds, {sessions:,} sessions, 0 violations, "
         f"seeds {first} to {seed - 1}, digest {digest & 0xFFFFFFFF:08x}, "
         f"{done / minutes / 1e6:.1f} million steps a minute of the processor's time",
         flush=True,
@@ -69,4 +69,4 @@ def tell(world: World, error: Exception, steps: int) -> None:
     print(f"seed {world.seed}, step {world.steps}: {error}")
     for step, now, what, link, size in world.trail:
         print(f"  step {step} at {now / 1e9:.9f} s: {what}{f' of connection {link}' if link else ''}, {size}")
-    print(f"again: python tests/simulation --room {world.name} --seed {world.seed} --worlds 1 --steps {steps}")
+    print(f"again: python tests/simulation --protocol {world.name} --seed {world.seed} --worlds 1 --steps {steps}")

@@ -1,4 +1,4 @@
-"""The sentinel room's world: rates in their windows, tokens whose leases end at their moment, and who answers late.
+"""The sentinel protocol's world: rates in their windows, tokens whose leases end at their moment, and who answers late.
 
 The books (leases.py) are executed beside the engine, request by request in the order in which it does: so what passes
 is what a window still had room for, no token is given out above its threshold, each counts until it is released or

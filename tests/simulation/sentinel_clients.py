@@ -1,4 +1,4 @@
-"""What the clients of the sentinel room's world ask, and by which rules: requests of every type, some of them wrong."""
+"""What the clients of the sentinel protocol's world ask, and by which rules: requests of every type, some wrong."""
 
 from __future__ import annotations
 

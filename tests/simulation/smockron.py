@@ -1,4 +1,4 @@
-"""The smockron room's world: gatekeepers, as they are in the clients, around one master, and a network that loses.
+"""The smockron protocol's world: gatekeepers, as they are in the clients, around one master, and a network that loses.
 
 The gatekeepers are the real ones without their sockets (client/smockron/_gatekeeping.py), and so is the master. Beside
 them are strangers, who speak ZMTP and say odd things. Connections break at any moment, with what is under way;

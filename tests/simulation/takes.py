@@ -105,7 +105,7 @@ class TakesWorld(World):
             self.both.limit_holdings(self.random.choice((0, 1, 1, 3)))
             self.step("settings", None)
         elif draw < 0.62:
-            self.both.limit_stays(self.random.choice((0, 1, 5, 5)))
+            self.both.limit_resumptions(self.random.choice((0, 1, 5, 5)))
             self.step("settings", None)
         elif draw < 0.70:
             self.evict()

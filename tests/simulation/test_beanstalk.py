@@ -1,4 +1,4 @@
-"""That the beanstalk room's world notices: each promise is broken once, by the engine, by the disk, or in the books.
+"""That the beanstalk protocol's world notices: each promise is broken once, by engine, disk or books.
 
 A promise that the books do not keep is one that the engine breaks, as far as anybody can tell who compares the two.
 """

@@ -21,13 +21,13 @@ from simulation.world import Violation
 if TYPE_CHECKING:
     from simulation.counter import Books
 
-ROOMS = sorted(run.ROOMS)
-WORLDS = 8  # of each room: with 1 to 300 connections, that ask one thing or hundreds at once
+PROTOCOLS = sorted(run.PROTOCOLS)
+WORLDS = 8  # of each protocol: with 1 to 300 connections, that ask one thing or hundreds at once
 STEPS = {
     "beanstalk": 4_000, "counter": 6_000, "lent": 1_500, "sentinel": 1_500, "smockron": 2_000, "takes": 1_500,
     "throttr": 6_000,
 }  # fmt: skip
-# Those of these rooms are lived through once, to see both that promises hold and which answers are given.
+# Those of these protocols are lived through once, to see both that promises hold and which answers are given.
 ANSWERING = {"lent": 10, "takes": 16}
 # Of the first world: the same with every Python and build, until the protocols' replies or the simulation change.
 DIGESTS = {
@@ -133,35 +133,35 @@ ANSWERS: dict[str, set[tuple[Any, Any]]] = {
 
 
 @pytest.mark.parametrize("seed", range(1, examples(WORLDS // 2) + 1))
-@pytest.mark.parametrize("room", [room for room in ROOMS if room not in ANSWERING])
-def test_promises_hold(room: str, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.simulate(room, STEPS[room], seed, 1, lambda: 0.0), capsys.readouterr().out
+@pytest.mark.parametrize("protocol", [protocol for protocol in PROTOCOLS if protocol not in ANSWERING])
+def test_promises_hold(protocol: str, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.simulate(protocol, STEPS[protocol], seed, 1, lambda: 0.0), capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("room", "answers"), ANSWERS.items())
-def test_every_answer_is_given_in_some_world(room: str, answers: set[tuple[Any, Any]]) -> None:
+@pytest.mark.parametrize(("protocol", "answers"), ANSWERS.items())
+def test_every_answer_is_given_in_some_world(protocol: str, answers: set[tuple[Any, Any]]) -> None:
     """So that what judges it has something to judge."""
     seen: set[tuple[Any, Any]] = set()
-    for seed in range(1, ANSWERING.get(room, WORLDS) + 1):
-        world = run.ROOMS[room](seed)
+    for seed in range(1, ANSWERING.get(protocol, WORLDS) + 1):
+        world = run.PROTOCOLS[protocol](seed)
         try:
-            world.run(STEPS[room])
+            world.run(STEPS[protocol])
         except Violation as error:
-            run.tell(world, error, STEPS[room])
+            run.tell(world, error, STEPS[protocol])
             raise
         seen |= world.seen.keys()
     assert answers - seen == set()
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
-def test_a_seed_is_a_history(room: str, hash_seed: str) -> None:
-    command = [sys.executable, str(Path(run.__file__).parent), "--room", room, "--steps", "3000"]
+def test_a_seed_is_a_history(protocol: str, hash_seed: str) -> None:
+    command = [sys.executable, str(Path(run.__file__).parent), "--protocol", protocol, "--steps", "3000"]
     ended = subprocess.run(
         command, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stdout
-    assert f", digest {DIGESTS[room]}, " in ended.stdout
+    assert f", digest {DIGESTS[protocol]}, " in ended.stdout
 
 
 def test_a_violation_is_told_and_comes_again(
@@ -180,7 +180,7 @@ def test_a_violation_is_told_and_comes_again(
     assert first.startswith("seed 1, step ")
     assert "limit: clients know of " in first
     assert len(trail) == 20
-    assert again == f"again: python tests/simulation --room counter --seed 1 --worlds 1 --steps {STEPS['counter']}"
+    assert again == f"again: python tests/simulation --protocol counter --seed 1 --worlds 1 --steps {STEPS['counter']}"
     assert figures.endswith(", 1 violation, seed 1")
     assert not run.simulate("counter", STEPS["counter"], 1, 1, lambda: 0.0)
     assert capsys.readouterr().out == told

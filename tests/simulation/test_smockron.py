@@ -1,4 +1,4 @@
-"""That the smockron room's world notices: each promise is broken once, by a gatekeeper, or in the books."""
+"""That the smockron protocol's world notices: each promise is broken once, by a gatekeeper, or in the books."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The throttr room's world: keys that expire at their moment, quotas that are counted, and events in one order.
+"""The throttr protocol's world: keys that expire at their moment, quotas that are counted, and events in one order.
 
 The model that the property tests have is executed beside the engine, request by request in the order in which it
 answers: so every reply is known, but where memory or places run out, which may refuse a request only where they have.
@@ -81,7 +81,8 @@ def value_blocks(value: bytes | None) -> int:
 
 
 class Books(Model):
-    """The model. A request was refused with `status`, or not, which it can only know of where the room is bounded."""
+    """The model. A request was refused with `status`, or not, which it can only know of where the protocol is
+    bounded."""
 
     def __init__(self, world: ThrottrWorld) -> None:
         super().__init__(world.width, world.max_message, world.grace)

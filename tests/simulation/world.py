@@ -10,8 +10,8 @@ seed is a history, which comes out the same each time: no time but the events', 
 
 A step is one call that may change the engine: a new session, a piece received, an end of the input, a piece of output
 fetched or waited for, a connection's end, a tick, a window, a changed limit, what a journal is told or says. After
-each, the store is audited from end to end, and the room's books (`check`), kept here from what was answered, are held
-against it.
+each, the store is audited from end to end, and the protocol's books (`check`), kept here from what was answered, are
+held against it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Link:
     def __init__(self, number: int, session: Any, books: Any, requests_left: int) -> None:
         self.number = number
         self.session = session
-        self.books = books  # the room's
+        self.books = books  # the protocol's
         self.requests_left = requests_left  # batches until it goes
         # what is under way
         self.kernel: list[bytes] = []  # has arrived, and was not read yet
@@ -77,7 +77,7 @@ class Link:
         self.dead = False
 
     def peer(self) -> tuple[str, int]:
-        """As Connection.peer, for rooms that ask where somebody comes from."""
+        """As Connection.peer, for protocols that ask where somebody comes from."""
         return "127.0.0.1", self.number & 0xFFFF
 
     def origin(self) -> str:
@@ -91,7 +91,7 @@ class Link:
 
 
 class World:
-    """One store and all that happens to it. A room's world says what clients ask, and what has to hold.
+    """One store and all that happens to it. A protocol's world says what clients ask, and what has to hold.
 
     seed: of everything. Its attributes with `made of` are chosen from it by shape().
     """
@@ -114,7 +114,7 @@ class World:
         self.turn_at = -1
         self.open = False  # for new clients, and for new requests
         self.life = 0  # of the daemon: rises when it is killed and another one is started
-        self.disk: Any = None  # the journal's, in rooms that have one
+        self.disk: Any = None  # the journal's, in protocols that have one
         # made of: how many connect at once, how many there are at most, how long they
         # stay, how slow it all is
         self.crowd = self.random.choice((1, 2, 3, 4, 8, 8, 16, 16, 60, 300, 2000))
@@ -125,7 +125,7 @@ class World:
         self.rough = self.random.choice((0.0, 0.05, 0.3))  # who stops reading, or goes without a word
         self.store = self.make_store()
 
-    # ---- what a room adds ----
+    # ---- what a protocol adds ----
 
     def make_store(self) -> Any:
         raise NotImplementedError

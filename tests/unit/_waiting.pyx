@@ -63,7 +63,7 @@ cdef class WaitingSession(Session):
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
         cdef size_t total = 1
         frame.data = data
-        frame.verdict = 0
+        frame.parse_result = 0
         frame.size = 1
         if data[0] == c"X":
             return -1
@@ -74,7 +74,7 @@ cdef class WaitingSession(Session):
             if data[0] == c"S":
                 total += data[1] * UNIT
                 if data[1] > 1:
-                    frame.verdict = 1
+                    frame.parse_result = 1
                     frame.skip = total
                     return SKIP
             if size < total:
@@ -91,7 +91,7 @@ cdef class WaitingSession(Session):
         cdef WaitingStore store = <WaitingStore>self.store
         if store.fails:
             raise ValueError("as it was told")
-        if frame.verdict:
+        if frame.parse_result:
             return self.reply(c"B")
         if frame.data[0] == c"W":
             store.waiters.append((store.now_ns + store.wait_ns, self))

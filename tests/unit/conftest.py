@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from counterd.control.config.loading import ConfigError, load
-from counterd.protocols.counter import ROOM as COUNTER
+from counterd.protocols.counter import PROTOCOL as COUNTER
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def write(tmp_path, monkeypatch):
 def problems(write):
     """The problems that are found in a file and overrides."""
 
-    def problems(content: str | bytes, *overrides: str, rooms=(COUNTER,)) -> list[str]:
+    def problems(content: str | bytes, *overrides: str, specs=(COUNTER,)) -> list[str]:
         with pytest.raises(ConfigError) as caught:
-            load(write(content), overrides, rooms)
+            load(write(content), overrides, specs)
         assert str(caught.value) == "\n".join(caught.value.problems)
         return list(caught.value.problems)
 

@@ -15,7 +15,7 @@ import pytest
 
 from counterd import _core
 from counterd._core import Session, Store
-from counterd.protocols import find_rooms
+from counterd.protocols import find_protocols
 from native import build, load
 
 waiting: Any = load("_waiting", build("_waiting", Path(__file__).parent))
@@ -158,7 +158,7 @@ COMMON: dict[str, tuple[Any, ...]] = {
 OWN: dict[str, dict[str, tuple[Any, ...]]] = {
     "counter": {
         "begin_window": (1,), "limit_holdings": (1,), "limit_takes": (1, 1), "set_wall": (0, 0), "begin_drain": (),
-        "limit_shares": (50, 100), "limit_stays": (1,), "about": (1,), "evict": (1, 0), "part": (),
+        "limit_shares": (50, 100), "limit_resumptions": (1,), "about": (1,), "evict": (1, 0), "part": (),
     },
     "throttr": {"set_wall": (0, 0), "outcomes": ()},
     "smockron": {
@@ -181,21 +181,21 @@ FILES = {"counter": b'{"permits": [{"name": "a", "maximum": 1}]}'}
 PARAMETERS = {name: {"connection": "1"} for name in ("holdings", "subscriptions", "reserved", "waits")}
 PARAMETERS["throttled"] = {"match": "a"}
 PARAMETERS["holders"] = PARAMETERS["queue"] = PARAMETERS["limit"] = {"name": "a"}
-ROOMS = {room.name: room for room in find_rooms()}
+PROTOCOLS = {spec.name: spec for spec in find_protocols()}
 
 
-@pytest.fixture(params=ROOMS)
+@pytest.fixture(params=PROTOCOLS)
 def made(request: pytest.FixtureRequest) -> tuple[str, Any]:
-    room = ROOMS[request.param]
-    settings = room.settings()
-    return room.name, room.make_store(settings, dict, 0)
+    spec = PROTOCOLS[request.param]
+    settings = spec.settings()
+    return spec.name, spec.make_store(settings, dict, 0)
 
 
 def test_every_method_of_a_store_begins_a_call(made: tuple[str, Any]) -> None:
     """Even one that seems too small for that. Where it is forgotten, a debug build crashes."""
     name, store = made
     calls = COMMON | OWN[name]
-    if (files := ROOMS[name].files) is not None:
+    if (files := PROTOCOLS[name].files) is not None:
         load = "load_limits" if name == "counter" else "load_rules"
         calls[load] = (*(read(FILES.get(name, b"{}")) for read in files.readers.values()),)
     local = {method: given for method, given in LOCAL.items() if method not in calls} | OWN_LOCAL.get(name, {})
@@ -217,8 +217,8 @@ def test_every_method_of_a_store_begins_a_call(made: tuple[str, Any]) -> None:
 def test_every_step_of_a_walk_is_a_call(made: tuple[str, Any]) -> None:
     name, store = made
     session = store.session()
-    assert ROOMS[name].tables()
-    for table in ROOMS[name].tables():
+    assert PROTOCOLS[name].tables()
+    for table in PROTOCOLS[name].tables():
         walk = table.open(store, PARAMETERS.get(table.name, {}))
         with store, pytest.raises(RuntimeError, match="a call is in progress"):
             walk.step()

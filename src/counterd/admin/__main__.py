@@ -45,11 +45,11 @@ async def serve(listening: socket.socket, connected: socket.socket) -> None:
     # Imported after the process is prepared, because these imports take half of the time of its start.
     from counterd.admin.link import Link, keep_alive  # noqa: PLC0415
     from counterd.admin.site import Site  # noqa: PLC0415
-    from counterd.protocols import find_rooms  # noqa: PLC0415
+    from counterd.protocols import find_protocols  # noqa: PLC0415
 
     settings: asyncio.Queue[dict[str, object]] = asyncio.Queue()
     link = await Link.open(connected, settings.put_nowait)
-    site = Site(link, find_rooms())
+    site = Site(link, find_protocols())
     site.configure(await settings.get())
 
     async def reconfigure() -> None:

@@ -13,7 +13,7 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from counterd.frames import Refused
+from counterd.ipc import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping

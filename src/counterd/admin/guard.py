@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterd.frames import Refused
+from counterd.ipc import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The admin process's end of the socket to the daemon. Each question has a number, and its answer has the same number.
 
-Floor: side (ARCHITECTURE.md), without HTTP. The frames on this socket are those of frames.py. Their bodies are:
+Floor: side (ARCHITECTURE.md), without HTTP. The frames on this socket are those of ipc.py. Their bodies are:
     child to daemon   {"id": 1, "ask": "figures", ...}  and, about itself, {"note": "what went wrong"}
     daemon to child   ID 200 ANSWER, in JSON, which HTTP clients get as it is; or ID STATUS TEXT, an error
                       0 200 SETTINGS, in JSON, first of all, and after each reload
@@ -13,7 +13,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from counterd.frames import SETTINGS, Frames, Refused, frame
+from counterd.ipc import SETTINGS, Frames, Refused, frame
 
 if TYPE_CHECKING:
     import socket

@@ -22,13 +22,13 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from counterd.listing import Figure
+from counterd.tables import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from counterd.contract import Room
-    from counterd.listing import Table
+    from counterd.contract import ProtocolSpec
+    from counterd.tables import Table
 
     Family = CounterMetricFamily | GaugeMetricFamily
     Encoder = Callable[[CollectorRegistry], bytes]
@@ -41,7 +41,7 @@ CLOSED = "Connections that the server closed, by cause."
 POLICY = "1 for the policy that decides now, because a server of the cluster cannot be reached."
 HANDSHAKES_FAILED = "TLS handshakes that failed, by cause."
 
-# The figures of every room's listeners. The figures that a room registers follow them.
+# The figures of every protocol's listeners. The figures that a protocol registers follow them.
 LISTENER_FIGURES = (
     Figure("curr_connections", "connections", "gauge", "Open connections."),
     Figure("connections_max", "connections_limit", "gauge", "Connections that can be open at the same time."),
@@ -72,7 +72,7 @@ LISTENER_FIGURES = (
     Figure("bytes_out", "sent_bytes_total", "counter", "Bytes written to connections."),
 )
 
-# The figures of a room that shares its limits.
+# The figures of a protocol that shares its limits.
 CLUSTER_FIGURES = (
     Figure("cluster_rights", "cluster_rights", "gauge", "Permits that this daemon may use, of shared counters."),
     Figure("cluster_stranded", "cluster_rights_stranded", "gauge", "Such permits that are not in use."),
@@ -106,7 +106,7 @@ CLUSTER_FIGURES = (
     Figure("cluster_dropped", "cluster_dropped_total", "counter", "Connections that were closed because of that."),
 )
 
-ROOM_HISTOGRAMS = {
+PROTOCOL_HISTOGRAMS = {
     "batch_seconds": "Seconds from reading the requests of a connection to sending the replies.",
     "batch_bytes": "Bytes that each read from a connection returned.",
 }
@@ -115,15 +115,15 @@ ROOM_HISTOGRAMS = {
 class Scrape(Collector):
     """The metrics of one answer to /stats. rows: the rows of the tables that have metrics, by the name of the table."""
 
-    def __init__(self, stats: Mapping[str, Any], rooms: Sequence[Room], rows: Rows) -> None:
+    def __init__(self, stats: Mapping[str, Any], specs: Sequence[ProtocolSpec], rows: Rows) -> None:
         self._stats = stats
         self._rows = rows
-        self._rooms = {room.name: room for room in rooms}
+        self._specs = {spec.name: spec for spec in specs}
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_daemon()
         yield from self._of_process()
-        yield from self._of_rooms()
+        yield from self._of_protocols()
 
     def _of_daemon(self) -> Iterator[Metric]:
         stats = self._stats
@@ -161,27 +161,27 @@ class Scrape(Collector):
         ):
             yield GaugeMetricFamily(name, text, process[key])
 
-    def _of_rooms(self) -> Iterator[Metric]:
-        rooms = self._stats["protocols"]
+    def _of_protocols(self) -> Iterator[Metric]:
+        protocols = self._stats["protocols"]
         requests = CounterMetricFamily(
             f"{PREFIX}requests", "Requests by operation and status.", labels=("protocol", "operation", "status")
         )
-        for room, stats in rooms.items():
+        for protocol, stats in protocols.items():
             for operation, status, count in stats["outcomes"]:
-                requests.add_metric((room, operation, status), count)
+                requests.add_metric((protocol, operation, status), count)
         yield requests
-        for name, text in ROOM_HISTOGRAMS.items():
+        for name, text in PROTOCOL_HISTOGRAMS.items():
             histogram = HistogramMetricFamily(PREFIX + name, text, labels=("protocol",))
-            for room, stats in rooms.items():
-                add_histogram(histogram, (room,), stats["histograms"].get(name))
+            for protocol, stats in protocols.items():
+                add_histogram(histogram, (protocol,), stats["histograms"].get(name))
             yield histogram
         families: dict[str, Family] = {}
-        for room, stats in rooms.items():
+        for protocol, stats in protocols.items():
             shared = CLUSTER_FIGURES if "cluster_calls" in stats["figures"] else ()
-            for figure in (*LISTENER_FIGURES, *self._rooms[room].figures, *shared):
-                add_figure(families, figure, room, stats["figures"])
-            for table in self._rooms[room].tables():
-                add_rows(families, table, room, self._rows.get(table.name, ()))
+            for figure in (*LISTENER_FIGURES, *self._specs[protocol].figures, *shared):
+                add_figure(families, figure, protocol, stats["figures"])
+            for table in self._specs[protocol].tables():
+                add_rows(families, table, protocol, self._rows.get(table.name, ()))
         yield from families.values()
 
 
@@ -193,10 +193,10 @@ def negotiate(accept: str) -> tuple[Encoder, str]:
         return exposition.choose_encoder("")
 
 
-def encode(stats: Mapping[str, Any], rooms: Sequence[Room], rows: Rows, encoder: Encoder) -> bytes:
+def encode(stats: Mapping[str, Any], specs: Sequence[ProtocolSpec], rows: Rows, encoder: Encoder) -> bytes:
     """Encodes the metrics in a text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Scrape(stats, rooms, rows))
+    registry.register(Scrape(stats, specs, rows))
     return encoder(registry)
 
 
@@ -214,17 +214,17 @@ def counter(name: str, text: str, value: float) -> CounterMetricFamily:
     return CounterMetricFamily(PREFIX + name, text, value)
 
 
-def add_figure(families: dict[str, Family], figure: Figure, room: str, snapshot: Mapping[str, float]) -> None:
+def add_figure(families: dict[str, Family], figure: Figure, protocol: str, snapshot: Mapping[str, float]) -> None:
     """Adds a figure of a protocol to the family with the figure's name.
 
     A family can contain several figures and several protocols.
     """
     if figure.name not in families:
         families[figure.name] = family(figure.name, figure.kind, figure.help, ("protocol", *figure.labels))
-    families[figure.name].add_metric((room, *figure.labels.values()), figure.value(snapshot))
+    families[figure.name].add_metric((protocol, *figure.labels.values()), figure.value(snapshot))
 
 
-def add_rows(families: dict[str, Family], table: Table, room: str, rows: Iterable[Mapping[str, Any]]) -> None:
+def add_rows(families: dict[str, Family], table: Table, protocol: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Adds the metrics of a table from the rows that site.py returns, in which names are percent-encoded."""
     label = table.columns[0].name
     for figure in table.metrics:
@@ -233,7 +233,7 @@ def add_rows(families: dict[str, Family], table: Table, room: str, rows: Iterabl
         )
         for row in rows:
             name = unquote(row[label], errors="backslashreplace")
-            made.add_metric((room, name, *figure.labels.values()), figure.value(row))
+            made.add_metric((protocol, name, *figure.labels.values()), figure.value(row))
 
 
 def add_histogram(histogram: HistogramMetricFamily, labels: tuple[str, ...], counted: Mapping[str, Any] | None) -> None:

@@ -23,15 +23,15 @@ from counterd.admin import metrics
 from counterd.admin.events import RETRY_MS, Hub
 from counterd.admin.guard import Guard
 from counterd.admin.peer import PLAIN, Peer, Peers, let_in
-from counterd.frames import Refused
-from counterd.listing import ROWS_MAX
+from counterd.ipc import Refused
+from counterd.tables import ROWS_MAX
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 
     from counterd.admin.link import Link
-    from counterd.contract import Room
+    from counterd.contract import ProtocolSpec
 
     Handler = Callable[[web.BaseRequest, dict[str, str]], Awaitable[web.StreamResponse]]
     Changer = Callable[[str, str], Awaitable[web.StreamResponse]]  # gets the method, and the path after its beginning
@@ -52,12 +52,12 @@ HEADERS = {
 
 
 class Site:
-    """The paths of the admin endpoint. link: the connection to the daemon. rooms: the installed protocols."""
+    """The paths of the admin endpoint. link: the connection to the daemon. specs: the installed protocols."""
 
-    def __init__(self, link: Link, rooms: Sequence[Room]) -> None:
+    def __init__(self, link: Link, specs: Sequence[ProtocolSpec]) -> None:
         self.peers = Peers(Guard())
         self._link = link
-        self._rooms = rooms
+        self._specs = specs
         self._asking: dict[Hashable, asyncio.Task[bytes]] = {}  # questions whose answers several requests may share
         self._hub = Hub(self._stats, self._rows)
         self._page = resources.files("counterd.admin").joinpath("dashboard.html").read_bytes()
@@ -77,7 +77,7 @@ class Site:
             "/connections/": (("DELETE",), self._on_connection),
             "/drain/": (("DELETE", "PUT"), self._on_drain),
         }
-        self._tables = {f"/{table.name}": table for room in rooms for table in room.tables()}
+        self._tables = {f"/{table.name}": table for spec in specs for table in spec.tables()}
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Applies the settings that the daemon has sent."""
@@ -227,7 +227,7 @@ class Site:
                 return []
 
         stats, *rows = await asyncio.gather(self._stats(), *map(rows_of, names))
-        return metrics.encode(json.loads(stats), self._rooms, dict(zip(names, rows, strict=True)), encoder)
+        return metrics.encode(json.loads(stats), self._specs, dict(zip(names, rows, strict=True)), encoder)
 
     async def _rows(self, name: str, parameters: Mapping[str, str]) -> bytes:
         key = (name, *sorted(parameters.items()))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from counterd.bench._board import Board
-    from counterd.bench.asking import Place
+    from counterd.bench.connection import Place
     from counterd.bench.options import Options
 
 NAMED = frozenset({"names", "keys", "name-size"})  # options of a load whose requests have names

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from counterd.bench import server
 from counterd.bench._board import Board
 from counterd.bench._load import Load
-from counterd.bench.asking import LoadError, resolve
+from counterd.bench.connection import LoadError, resolve
 from counterd.bench.plan import VERIFIED_MAX
 from counterd.bench.result import Grants, Moment, Run, ServerUse, Shares, histogram, percentiles
 from counterd.errors import CounterdError

@@ -20,7 +20,7 @@ from counterd.bench.result import ServerUse
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from counterd.bench.asking import Place
+    from counterd.bench.connection import Place
 
 PROC = Path("/proc")
 LISTENS = "0A"  # the state of a listening socket, in /proc/net/tcp

@@ -22,7 +22,7 @@ try:
 
     from counterd.bench import compare as comparing
     from counterd.bench import page, report, search
-    from counterd.bench.asking import LoadError
+    from counterd.bench.connection import LoadError
     from counterd.bench.dialect import NUMBER_SIZES
     from counterd.bench.dialects import DIALECTS, OPS_HELP, PROTOCOL_HELP, RULES, RULES_HELP
     from counterd.bench.options import BUFFER_SIZE, CONNECTIONS, Hold, Keys
@@ -32,7 +32,7 @@ try:
     from counterd.bench.result import Report, ResultError, Run, load, save
     from counterd.bench.run import Interruption, describe, run
     from counterd.bench.takes import Items, Take, read_numbers
-    from counterd.cli.reading import TLS_OPTIONS, Reads, at_least, with_options
+    from counterd.cli.options import TLS_OPTIONS, Reads, at_least, with_options
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package == "counterd":

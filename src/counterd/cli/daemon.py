@@ -25,13 +25,13 @@ from counterd.control.process.systemd import passed_sockets
 from counterd.control.service import prepare_all
 from counterd.control.threads import SWITCH_INTERVAL_S, NoThread
 from counterd.extensions.host import PluginHost, find_extensions
-from counterd.protocols import find_rooms
+from counterd.protocols import find_protocols
 from counterd.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from counterd.contract import Room
+    from counterd.contract import ProtocolSpec
 
 EXIT_CONFIG = 2
 EXIT_LACKS = 1
@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command `counterd`. Returns its exit status."""
     options = parse(arguments)
-    rooms = find_rooms()
+    specs = find_protocols()
 
     try:
         passed = passed_sockets()
@@ -76,12 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def read(pipe_timeout: float = 0.0) -> Config:
         # A configuration in a pipe can be read only once, at the start. At a reload nobody may write to it any more.
         path = configuration.find_file(options.config)
-        return configuration.load(path, options.overrides, rooms, passed, pipe_timeout)
+        return configuration.load(path, options.overrides, specs, passed, pipe_timeout)
 
     try:
         config = read(configuration.PIPE_TIMEOUT_S)
         if options.check:
-            check(config, [room for room in rooms if config.listener(room.name).enable])
+            check(config, [spec for spec in specs if config.listener(spec.name).enable])
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
@@ -90,14 +90,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"warning: {warning}", file=sys.stderr)
         print(f"{config.path}: ok")
         return 0
-    return serve(config, rooms, read)
+    return serve(config, specs, read)
 
 
-def check(config: Config, rooms: Sequence[Room]) -> None:
+def check(config: Config, specs: Sequence[ProtocolSpec]) -> None:
     """Checks the files and the extensions that the settings of protocols name. Raises ConfigError."""
-    problems = [problem for room in rooms for problem in find_extensions(room, config)[1]]
+    problems = [problem for spec in specs for problem in find_extensions(spec, config)[1]]
     try:
-        prepare_all(rooms, config)
+        prepare_all(specs, config)
     except ConfigError as error:
         problems += error.problems
     if problems:
@@ -115,14 +115,14 @@ def prepare_process() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
-def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -> int:
+def serve(config: Config, specs: Sequence[ProtocolSpec], reread: Callable[[], Config]) -> int:
     """Runs the daemon until a signal ends it. Returns the exit status."""
     prepare_process()
     writer = LogWriter(config.process.log.level, config.process.log.format)
     install(writer)
     try:
         try:
-            daemon = Daemon(config, rooms, writer, reread, PluginHost)
+            daemon = Daemon(config, specs, writer, reread, PluginHost)
         finally:
             writer.start()  # not before: a thread keeps the privileges that the process had when it was started
         loop = uvloop.new_event_loop()

@@ -22,7 +22,7 @@ from counterd.journal.database import (
     lenient,
     lock,
     open_database,
-    room_of,
+    protocol_of,
     transaction,
 )  # fmt: skip
 from counterd.units import several
@@ -103,7 +103,7 @@ def repair(path: str) -> int:
             ledger = ledger_of(source, path)
             lost = 0
             with (
-                closing(open_database(str(repaired), room_of(source, path), is_synced=True)) as target,
+                closing(open_database(str(repaired), protocol_of(source, path), is_synced=True)) as target,
                 transaction(target),
             ):
                 for piece in ledger.rescue(source, sqlite3.DatabaseError):

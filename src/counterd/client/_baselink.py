@@ -50,9 +50,9 @@ class Link:
         self.closed = ""  # why it is not connected any more
         self.calls = calls
         self.holds: set[Held] = set()  # what was granted to holds, and not given back
-        self.unheard = False  # it was lost with permits of no hold, and no call has raised that yet
+        self.loss_unreported = False  # it was lost with permits of no hold, and no call has raised that yet
         self.token: Any = None  # with which another connection can resume this one after its end
-        self.heir: Any = None  # the connection that has resumed this one
+        self.successor: Any = None  # the connection that has resumed this one
         self._timeout = timeout
         self._on_end = on_end  # called with the link when it has ended, with the lock
         self._on_release = on_release  # called with each request that gives back what nobody waits for
@@ -103,21 +103,21 @@ class Link:
             take_over()
             self.holds.update(ended.holds)
             ended.holds.clear()
-            ended.heir, ended.token, ended.unheard = self, None, False
+            ended.successor, ended.token, ended.loss_unreported = self, None, False
             ended._give_back()
             self._give_back()
 
     def _give_back(self) -> None:
         while self._disowned and not self.may_resume():  # then the next connection gives it back
             held = self._disowned.pop()
-            if self.heir is not None:
-                self.heir.disown(held)
+            if self.successor is not None:
+                self.successor.disown(held)
             elif held in self.holds:
                 self.holds.discard(held)
                 self.calls.give_back.append(self.calls.release(held.name, held.amount))
-        if self.heir is not None and self.calls.give_back:
+        if self.successor is not None and self.calls.give_back:
             requests, self.calls.give_back = self.calls.give_back, []
-            self.heir.give_back(*requests)
+            self.successor.give_back(*requests)
         while self.calls.give_back and not self.closed:
             request = self.calls.give_back.pop()
             self._tell(*request)
@@ -125,14 +125,14 @@ class Link:
 
     # ---- its end ----
 
-    def last(self) -> Any:
+    def current(self) -> Any:
         """Returns the connection that has resumed this one, or the one that has resumed that, and so on.
 
         Returns this connection if no other connection has resumed it.
         """
         link = self
-        while link.heir is not None:
-            link = link.heir
+        while link.successor is not None:
+            link = link.successor
         return link
 
     def may_resume(self) -> bool:
@@ -149,7 +149,7 @@ class Link:
     def is_alive(self) -> bool:
         """Returns whether what is held through this connection is not lost. A connection for threads checks its socket;
         one for asyncio says what the event loop knows."""
-        return not self.closed or self.may_resume() or (self.heir is not None and self.heir.is_alive())
+        return not self.closed or self.may_resume() or (self.successor is not None and self.successor.is_alive())
 
     def is_open(self) -> bool:
         """Checks the socket. Returns whether neither side has ended the connection, as far as this side can know."""
@@ -178,13 +178,13 @@ class Link:
         A subclass closes the child's copy of the socket, and nothing else.
         """
         self.closed = self.closed or FORKED
-        self.unheard, self.token = False, None
+        self.loss_unreported, self.token = False, None
 
     def _mark_ended(self, why: str) -> None:
-        self.unheard = self.calls.held > sum(held.amount for held in self.holds)
+        self.loss_unreported = self.calls.held > sum(held.amount for held in self.holds)
         if self.token is not None:  # from now on the server keeps the holdings for the grace time
             self._resumable_until = 0.0 if why == CLOSED else time.monotonic() + self.token.grace_s
-        self.closed = why  # from now on another thread may read unheard and connect again
+        self.closed = why  # from now on another thread may read loss_unreported and connect again
 
     def _not_sent(self) -> NotSent:
         """Returns the error for a request after the end."""

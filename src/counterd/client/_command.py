@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = ParamSpec("P")
-RecordingT = TypeVar("RecordingT", bound="Recording")
+PipelineT = TypeVar("PipelineT", bound="PipelineBase")
 
 
 class Request(Generic[T]):
@@ -46,22 +46,22 @@ class Request(Generic[T]):
 Encoded: TypeAlias = tuple[Any, ...] | Request[T]
 
 
-class Shape:
+class CommandBase:
     """The base of the classes that run commands."""
 
     def _run_command(self, made: Any) -> Any:
         raise NotImplementedError
 
 
-class Blocking(Shape):
+class SyncBase(CommandBase):
     """A class whose commands return results."""
 
 
-class Awaiting(Shape):
+class AsyncBase(CommandBase):
     """A class whose commands return coroutines."""
 
 
-class Recording(Shape):
+class PipelineBase(CommandBase):
     """A class whose commands collect their requests, and return the collecting object: a pipeline."""
 
     def __init__(self) -> None:
@@ -83,11 +83,11 @@ class Command(Generic[P, T]):
     if TYPE_CHECKING:
 
         @overload
-        def __get__(self, client: Blocking, owner: object = None) -> Callable[P, T]: ...
+        def __get__(self, client: SyncBase, owner: object = None) -> Callable[P, T]: ...
         @overload
-        def __get__(self, client: Awaiting, owner: object = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
+        def __get__(self, client: AsyncBase, owner: object = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
         @overload
-        def __get__(self, client: RecordingT, owner: object = None) -> Callable[P, RecordingT]: ...
+        def __get__(self, client: PipelineT, owner: object = None) -> Callable[P, PipelineT]: ...
         def __get__(self, client: Any, owner: object = None) -> Any: ...
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.client._backoff import Attempts
 from counterd.client._baselink import Link
-from counterd.client._command import Shape
+from counterd.client._command import CommandBase
 from counterd.client._connection import CLOSED, NOT_YET, check_timeouts, forked, lost, no_connection
 from counterd.client._steps import (
     CALL,
@@ -28,7 +28,7 @@ from counterd.client._steps import (
     TAKE,
     WAIT,
 )
-from counterd.client._turns import PAUSES, Turns
+from counterd.client._wait_queues import PAUSES, WaitQueues
 from counterd.client._waiting import Patience
 from counterd.errors import CounterdError, ServerError
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from counterd.client._steps import Steps
 
 
-class Connecting(Shape):
+class Connecting(CommandBase):
     """A connection to a server. If it is lost, the client makes a new one."""
 
     LINK: type[Any]  # of its connections
     _drive: Any  # performs steps; for asyncio, returns a coroutine that does
-    _new_turn: Any  # makes the event of a caller that waits
+    _new_waiter: Any  # makes the event of a caller that waits
     _now: Callable[[], float]  # seconds of a monotonic clock
     # What the steps ask for; for asyncio, these return coroutines.
     _connected: Any
@@ -113,11 +113,11 @@ class Connecting(Shape):
     def _on_release(self, request: Any) -> None:
         """Called with a request that gives back what nobody waits for. Its first argument is the name of a queue."""
         if len(request) > 1:
-            self._turns.wake(request[1])
+            self._wait_queues.wake(request[1])
 
     def _start_anew(self) -> None:
         """Makes what belongs to threads or to an event loop: at first, and when those of before do not run any more."""
-        self._turns = Turns()
+        self._wait_queues = WaitQueues()
 
     # ---- connecting ----
 
@@ -138,8 +138,8 @@ class Connecting(Shape):
             link = yield (RECONNECT,)
         if report_loss:
             for ended in (self._before, link):
-                if ended.unheard:
-                    ended.unheard = False
+                if ended.loss_unreported:
+                    ended.loss_unreported = False
                     raise lost(
                         ended.where,
                         f"{ended.closed}; everything that was acquired through this connection has been given back",
@@ -155,7 +155,7 @@ class Connecting(Shape):
         """Replaces the connection, which has ended, after _begin_attempt()."""
         ended = self._link
         link = yield from self._opened()
-        if ended.unheard:
+        if ended.loss_unreported:
             self._before = ended
         self._link = link
         self._attempts.succeeded(self._now(), ended)
@@ -191,12 +191,12 @@ class Connecting(Shape):
 
     def _report_no_loss(self, link: Any) -> None:
         """Called when a call raises that this connection was lost."""
-        link.unheard = False
+        link.loss_unreported = False
 
     def _end(self) -> None:
         self._closed = True
         self._link.close()
-        self._turns.wake_all()
+        self._wait_queues.wake_all()
 
     def _after_fork(self) -> None:
         """Called in the child of a fork, where no thread and no task of the parent runs."""
@@ -207,12 +207,12 @@ class Connecting(Shape):
     # ---- other steps ----
 
     def _pausing(self, seconds: float) -> Steps[None]:
-        turn = self._new_turn()
+        waiter = self._new_waiter()
         patience = Patience(seconds, self._now)
-        self._turns.join(PAUSES, turn)
+        self._wait_queues.join(PAUSES, waiter)
         try:
             while not self._closed and not patience.is_over():
-                turn.clear()  # set also when the one before in this queue leaves it
-                yield WAIT, turn, patience.left()
+                waiter.clear()  # set also when the one before in this queue leaves it
+                yield WAIT, waiter, patience.left()
         finally:
-            self._turns.leave(PAUSES, turn)
+            self._wait_queues.leave(PAUSES, waiter)

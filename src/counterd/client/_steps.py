@@ -30,7 +30,7 @@ class Act(Enum):
     CALL(link, *request), CALL_ALL, QUEUE, RELEASE: call the method of the link that is their first argument.
     TAKE(link, request, granted): as CALL, and calls `granted` with the result in the same step.
     RUN(request): runs a command of the client.
-    WAIT(turn, seconds): waits until the turn is set, or so many seconds (None: for ever). Returns whether it is set.
+    WAIT(waiter, seconds): waits until it is set, or so many seconds (None: for ever). Returns whether it is set.
     PAUSE(seconds): waits so many seconds, but only until close() at the longest.
     """
 

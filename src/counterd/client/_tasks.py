@@ -11,7 +11,7 @@ from asyncio import get_running_loop
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from counterd.client._command import Awaiting, Request
+from counterd.client._command import AsyncBase, Request
 from counterd.client._connecting import Connecting
 from counterd.client._connection import CLOSED, lost, no_connection, not_connected, open_transport
 from counterd.client._entering import ForAsyncWith
@@ -30,7 +30,7 @@ Self = TypeVar("Self", bound="Tasks")
 T = TypeVar("T")
 
 
-class Turn:
+class TaskEvent:
     """An event with a timeout. A task waits for the event until its turn has come, and between two requests."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -63,7 +63,7 @@ class Turn:
             self._future.set_result(None)
 
 
-class Tasks(Connecting, Awaiting, ForAsyncWith):
+class Tasks(Connecting, AsyncBase, ForAsyncWith):
     """A client whose connection the tasks of an event loop share."""
 
     LINK = TaskLink
@@ -120,7 +120,7 @@ class Tasks(Connecting, Awaiting, ForAsyncWith):
         """See Connecting._current()."""
         self._own_loop()
         link: TaskLink = self._link
-        if self._closed or link.closed or (report_loss and self._before.unheard):
+        if self._closed or link.closed or (report_loss and self._before.loss_unreported):
             link = await self._drive(self._current(report_loss))
         return link
 
@@ -175,8 +175,8 @@ class Tasks(Connecting, Awaiting, ForAsyncWith):
             task.cancel()
         super()._end()
 
-    def _new_turn(self) -> Turn:
-        return Turn(self._own_loop())
+    def _new_waiter(self) -> TaskEvent:
+        return TaskEvent(self._own_loop())
 
     def _now(self) -> float:
         return self._own_loop().time()
@@ -184,7 +184,7 @@ class Tasks(Connecting, Awaiting, ForAsyncWith):
     def _drive(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
         return drive_async(steps, self._acts)
 
-    _wait = staticmethod(Turn.wait)
+    _wait = staticmethod(TaskEvent.wait)
 
 
 class Commanded(Tasks):

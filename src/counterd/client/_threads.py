@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from counterd.client._command import Blocking, Request
+from counterd.client._command import Request, SyncBase
 from counterd.client._connecting import Connecting
 from counterd.client._connection import connected_socket, not_connected
 from counterd.client._entering import ForWith
@@ -30,7 +30,7 @@ Self = TypeVar("Self", bound="Threads")
 T = TypeVar("T")
 
 
-class Threads(Connecting, Blocking, ForWith):
+class Threads(Connecting, SyncBase, ForWith):
     """A client whose connection threads share."""
 
     LINK = ThreadLink
@@ -59,7 +59,7 @@ class Threads(Connecting, Blocking, ForWith):
     def _connected(self, *, report_loss: bool = True) -> ThreadLink:
         """See Connecting._current()."""
         link: ThreadLink = self._link
-        if not link.closed and not (report_loss and self._before.unheard):
+        if not link.closed and not (report_loss and self._before.loss_unreported):
             return link
         if is_mine(self._connecting):
             raise interrupted()
@@ -91,14 +91,14 @@ class Threads(Connecting, Blocking, ForWith):
     def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> ThreadLink:
         return ThreadLink(connected, where, self._timeout, self._on_end, self._on_release, calls=self._make_calls())
 
-    _new_turn = threading.Event
+    _new_waiter = threading.Event
     _now = staticmethod(time.monotonic)
 
     def _drive(self, steps: Steps[T]) -> T:
         return drive(steps, self._acts)
 
-    def _wait(self, turn: threading.Event, seconds: float | None) -> bool:
-        return turn.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+    def _wait(self, waiter: threading.Event, seconds: float | None) -> bool:
+        return waiter.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
 
 
 class Commanded(Threads):

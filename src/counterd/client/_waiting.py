@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
     from counterd.client._holding import Wanted
     from counterd.client._steps import Steps
-    from counterd.client._turns import Queue, Turns
-
-
-class Turn(Protocol):
-    """A threading.Event, or the Turn of _tasks."""
-
-    def set(self) -> object: ...
-    def clear(self) -> object: ...
+    from counterd.client._wait_queues import Queue, Waiter, WaitQueues
 
 
 class Ways(Protocol):
@@ -35,7 +28,7 @@ class Ways(Protocol):
     """
 
     def ask(self) -> Steps[Any]: ...
-    def give_up(self, queue: Queue, turn: Turn) -> Steps[CounterdError]: ...
+    def give_up(self, queue: Queue, waiter: Waiter) -> Steps[CounterdError]: ...
 
 
 class ServerWays(Ways, Protocol):
@@ -93,8 +86,8 @@ def queued(
 
 
 def holding(
-    turns: Turns,
-    turn: Turn,
+    queues: WaitQueues,
+    waiter: Waiter,
     asked: Wanted,
     patience: Patience,
     ways: ServerWays,
@@ -107,8 +100,8 @@ def holding(
     While the hold waits in the server, it has no place in the client's queue. A hold that does not wait asks once, in
     the same way.
     """
-    queues, is_full = asked.timeout != 0, False
-    if not (queues and turns.has(asked.name)):
+    may_queue, is_full = asked.timeout != 0, False
+    if not (may_queue and queues.has(asked.name)):
         try:
             return (yield from ways.queue(patience.left(), None))
         except UnknownCommand:
@@ -120,14 +113,14 @@ def holding(
                 error.waited = asked.timeout
             if patience.is_over() or retry_at() is None or is_futile(error):
                 raise  # else the server drains, or was lost
-    queue = ways.queue if queues else None
-    steps = waiting(turns, turn, asked, patience, ways, retry_at=retry_at, queue_in_server=queue, is_full=is_full)
+    queue = ways.queue if may_queue else None
+    steps = waiting(queues, waiter, asked, patience, ways, retry_at=retry_at, queue_in_server=queue, is_full=is_full)
     return (yield from steps)
 
 
 def waiting(
-    turns: Turns,
-    turn: Turn,
+    queues: WaitQueues,
+    waiter: Waiter,
     asked: Wanted,
     patience: Patience,
     ways: Ways,
@@ -146,57 +139,57 @@ def waiting(
     the server's queue is_full.
     """
     try:
-        queue = turns.join(asked.name, turn)
+        queue = queues.join(asked.name, waiter)
         queue.is_full |= is_full
         tries_server = queue_in_server
         while True:
-            turn.clear()
+            waiter.clear()
             # A hold that does not wait needs no turn: what it wants may be available although the first was refused.
-            if asked.timeout != 0 and not turns.is_first(asked.name, turn):
-                if not (yield WAIT, turn, patience.left()):
-                    raise (yield from ways.give_up(queue, turn))
+            if asked.timeout != 0 and not queues.is_first(asked.name, waiter):
+                if not (yield WAIT, waiter, patience.left()):
+                    raise (yield from ways.give_up(queue, waiter))
                 continue
             in_server, tries_server = tries_server, queue_in_server
             try:
                 if in_server is not None:
-                    leave = functools.partial(turns.leave, asked.name, turn)
+                    leave = functools.partial(queues.leave, asked.name, waiter)
                     steps = in_server(patience.left(), None if queue.is_full else leave)
-                    taken = yield from _queueing(steps, turns, asked.name, turn)
+                    taken = yield from _queueing(steps, queues, asked.name, waiter)
                 else:
                     taken = yield from ways.ask()
                     queue.backoff.reset()
             except (NotAvailable, ConnectionLost) as error:
-                before, queue = queue, turns.join(asked.name, turn)  # it may have left it
+                before, queue = queue, queues.join(asked.name, waiter)  # it may have left it
                 if len(queue.waiters) == 1:
                     queue.backoff = before.backoff  # in a queue made anew too, the pauses go on growing
                 refusal, pause = _refused(error, asked, patience, queue, retry_at)
                 if patience.is_over():
-                    raise (refusal or (yield from ways.give_up(queue, turn))) from None
-                yield WAIT, turn, patience.at_most(pause)
+                    raise (refusal or (yield from ways.give_up(queue, waiter))) from None
+                yield WAIT, waiter, patience.at_most(pause)
             else:
                 if taken is not _NO_ROOM:
                     return taken
-                queue = turns.join(asked.name, turn)
+                queue = queues.join(asked.name, waiter)
                 tries_server = None
     finally:
         try:
-            turns.leave(asked.name, turn)
+            queues.leave(asked.name, waiter)
         except BaseException:  # a signal came before it had done anything
-            turns.leave(asked.name, turn)
+            queues.leave(asked.name, waiter)
             raise
 
 
 _NO_ROOM = object()  # instead of the result: the server has no queue, or it is full, so the hold has to ask
 
 
-def _queueing(steps: Steps[Any], turns: Turns, name: bytes, turn: Turn) -> Steps[Any]:
+def _queueing(steps: Steps[Any], queues: WaitQueues, name: bytes, waiter: Waiter) -> Steps[Any]:
     """The steps of the first hold of a queue, which waits in the server's queue if there is one and it has room."""
     try:
         return (yield from steps)
     except UnknownCommand:
         return _NO_ROOM
     except OutOfMemory:  # of what: the reply to an acquire says it
-        turns.join(name, turn).is_full = True
+        queues.join(name, waiter).is_full = True
         return _NO_ROOM
 
 

@@ -75,7 +75,7 @@ class Hold(HoldSteps, ForAsyncWith):
         """Gives the permits back without waiting for the reply. Raises ConnectionLost if they were lost."""
         has = self._has
         assert has is not None
-        link = has.link.last()
+        link = has.link.current()
         is_lost = not link.is_alive() and link.closed not in NO_LOSS
         drive(self._leave(GeneratorExit), {})
         if is_lost:
@@ -210,13 +210,13 @@ class Client(Commands, Tasks):
         if not isinstance(made, tuple):
             return await self._drive(made)
         link = self._link
-        if link.closed or self._before.unheard or self._loop is not get_running_loop():
+        if link.closed or self._before.loss_unreported or self._loop is not get_running_loop():
             link = await self._connected()
         is_release = made[0] is wire.release
         was_open = is_release and link.is_open()
         call = link.start(made)
         if is_release:
-            self._turns.wake(made[1])  # a request that is made from here on is sent after the release
+            self._wait_queues.wake(made[1])  # a request that is made from here on is sent after the release
         try:
             await call.waiter
             if call.error is None:
@@ -246,7 +246,7 @@ class Client(Commands, Tasks):
         if not (self._ended or self._again):
             return
         if self._tending is None or self._tending.done():
-            self._due = self._new_turn()
+            self._due = self._new_waiter()
             self._tending = self._started(self._tend_all())
         self._due.set()
 

@@ -21,7 +21,7 @@ from counterd.control.config.loading import ConfigError
 from counterd.control.inspector import SLICE_NS, Steps, encoded
 from counterd.control.process.child import Kind
 from counterd.control.process.supervisor import Supervisor
-from counterd.frames import SETTINGS, Frames, Refused, frame
+from counterd.ipc import SETTINGS, Frames, Refused, frame
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from counterd.listing import Column
+from counterd.tables import Column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 # In the order in which people see them: a narrow screen leaves out the last ones.
 CELLS: Mapping[Column, Callable[[Seen], Any]] = {
     Column("id", "text", "the ID of the connection, which is never used again"):
-        lambda seen: f"{seen.service.room.name}-{seen.connection.id}",
+        lambda seen: f"{seen.service.spec.name}-{seen.connection.id}",
     Column("peer", "text", "the client's address, or its uid and pid"):
         lambda seen: seen.connection.origin(),
     Column("holdings", "integer", "the number of names of which the connection holds something"):
@@ -50,7 +50,7 @@ CELLS: Mapping[Column, Callable[[Seen], Any]] = {
     Column("idle_seconds", "seconds", "how long ago the client last sent something"):
         lambda seen: (seen.now_ns - seen.connection.active_ns) / 1e9,
     Column("protocol", "text", "the protocol of the connection"):
-        lambda seen: seen.service.room.name,
+        lambda seen: seen.service.spec.name,
     Column("name", "text", "the name that the client gave itself"):
         lambda seen: seen.service.store.about(seen.connection.number)[0],
     Column("tls", "text", "the version of TLS"):

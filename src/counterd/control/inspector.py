@@ -22,19 +22,19 @@ import structlog
 
 from counterd.control.connections import COLUMNS, row_of
 from counterd.engine.walk import percent_encoded
-from counterd.frames import Refused
-from counterd.listing import ROWS, ROWS_MAX, Column, read_parameters
+from counterd.ipc import Refused
 from counterd.settings import choice, integer
+from counterd.tables import ROWS, ROWS_MAX, Column, read_parameters
 from counterd.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from counterd.control.daemon_status import DaemonStatus
     from counterd.control.service import Service
-    from counterd.control.view import View
-    from counterd.listing import Table
     from counterd.net.connection import Connection
     from counterd.settings import Setting
+    from counterd.tables import Table
 
 log = structlog.get_logger()
 
@@ -58,20 +58,20 @@ class Inspector:
     restarts: how often the admin process was restarted. control/admin.py counts the restarts.
     """
 
-    def __init__(self, view: View, services: Sequence[Service]) -> None:
+    def __init__(self, status: DaemonStatus, services: Sequence[Service]) -> None:
         self.restarts = 0
-        self._view = view
-        self._services = {service.room.name: service for service in services}
+        self._status = status
+        self._services = {service.spec.name: service for service in services}
         self._addresses = {
-            service.room.name: [
-                address if name == service.room.name else f"{name} {address}"
+            service.spec.name: [
+                address if name == service.spec.name else f"{name} {address}"
                 for name, addresses in service.addresses().items()
                 for address in addresses
             ]
             for service in services
         }
-        self._tables = {table.name: (s, table) for s in services for table in s.room.tables()}
-        self._started = time.time() - (time.monotonic_ns() - view.started_ns) / 1e9
+        self._tables = {table.name: (s, table) for s in services for table in s.spec.tables()}
+        self._started = time.time() - (time.monotonic_ns() - status.started_ns) / 1e9
         # Kept open, so that figures are available even when no descriptor is left.
         self._memory = os.open(MEMORY, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._memory)
@@ -117,30 +117,30 @@ class Inspector:
     def _state(self) -> str:
         """Returns the daemon's state. The state is "failing" if the daemon is ready but a journal cannot be written."""
         failing = any(service.failing for service in self._services.values())
-        return "failing" if failing and self._view.state == "ready" else self._view.state
+        return "failing" if failing and self._status.state == "ready" else self._status.state
 
     # ---- figures ----
 
     def _count(self, now: int) -> dict[str, Any]:
-        view = self._view
-        lag = view.loop_lag
+        status = self._status
+        lag = status.loop_lag
         return {
             "version": __version__,
             "pid": os.getpid(),
-            "uptime_seconds": (now - view.started_ns) / 1e9,
+            "uptime_seconds": (now - status.started_ns) / 1e9,
             "state": self._state(),
             "loop": {"lag_seconds": lag.last, "lag_max_seconds": lag.max},
             "process": self._process(),
-            "log": {"lines_lost": view.lines_lost()},
-            "internal_errors": view.internal_errors,
-            "memory_errors": view.memory_errors,
+            "log": {"lines_lost": status.lines_lost()},
+            "internal_errors": status.internal_errors,
+            "memory_errors": status.memory_errors,
             "admin": {"restarts": self.restarts},
-            "protocols": {name: self._room(name, service) for name, service in self._services.items()},
+            "protocols": {name: self._protocol(name, service) for name, service in self._services.items()},
             "histograms": {"loop_lag_seconds": asdict(lag.histogram())},
             "tables": [shape(service, table) for service, table in self._tables.values()],
         }
 
-    def _room(self, name: str, service: Service) -> dict[str, Any]:
+    def _protocol(self, name: str, service: Service) -> dict[str, Any]:
         return {
             "addresses": self._addresses[name],
             "figures": {**service.server.figures(), **service.snapshot()},
@@ -173,10 +173,10 @@ class Inspector:
         begun = time.monotonic_ns()
         connection_id = parameters.get("connection")
         if connection_id is not None:
-            room, connection = self._find(connection_id)
-            if room is not service:
+            owner, connection = self._find(connection_id)
+            if owner is not service:
                 raise Refused(
-                    400, f"connection: {connection_id} belongs to {room.room.name}, the table to {service.room.name}"
+                    400, f"connection: {connection_id} belongs to {owner.spec.name}, the table to {service.spec.name}"
                 )
             parameters = {**parameters, "connection": str(connection.number)}
         try:
@@ -189,7 +189,7 @@ class Inspector:
             self._find(connection_id)  # the connection must still exist: its number may have been reused
         rows = [found(service, table, row, begun) for row in walk.rows()]
         yield
-        rest = {"table": name, "protocol": service.room.name, "columns": [column["name"] for column in columns(table)]}
+        rest = {"table": name, "protocol": service.spec.name, "columns": [column["name"] for column in columns(table)]}
         made = ({key: value for cells in map(shown, table.columns, row) for key, value in cells} for row in rows)
         return (yield from listed(made, {**rest, "total": walk.total}))
 
@@ -204,13 +204,13 @@ class Inspector:
             )
         except ValueError as error:
             raise Refused(400, str(error)) from None
-        after_room, after = values["after"]
+        after_protocol, after = values["after"]
         limit: int = values["limit"]
         rows: list[dict[str, Any]] = []
         for name in sorted(self._services):
-            if name < after_room or values["protocol"] not in (None, name):
+            if name < after_protocol or values["protocol"] not in (None, name):
                 continue
-            for connection in self._connected_beyond(name, after if name == after_room else -1):
+            for connection in self._connected_beyond(name, after if name == after_protocol else -1):
                 if connection is None:
                     yield
                     continue
@@ -219,12 +219,12 @@ class Inspector:
                 rows.append(row_of(self._services[name], connection, time.monotonic_ns()))
         return (yield from listed(rows, {"columns": COLUMNS, "next": None}))
 
-    def _connected_beyond(self, room: str, number: int) -> Iterator[Connection | None]:
+    def _connected_beyond(self, protocol: str, number: int) -> Iterator[Connection | None]:
         """Yields a protocol's connections whose numbers are larger than this one, in order.
 
         Yields None when a pause is due.
         """
-        connections = self._services[room].server.connections
+        connections = self._services[protocol].server.connections
         last = max(connections, default=-1)  # the only step here that visits all connections: 15 ns each
         yield None
         begun = time.monotonic_ns()
@@ -238,8 +238,8 @@ class Inspector:
 
     def _find(self, connection_id: str) -> tuple[Service, Connection | Ended]:
         """Returns the connection with this id and its service. Raises Refused."""
-        room, _, own = connection_id.partition("-")
-        service = self._services.get(room)
+        protocol, _, own = connection_id.partition("-")
+        service = self._services.get(protocol)
         connection: Connection | Ended | None = service.server.find(own) if service else None
         if service is not None and connection is None and (match := ENDED_ID.fullmatch(own)):
             connection = ended(service, int(match[1]))
@@ -256,17 +256,17 @@ class Inspector:
             service.server.kill(connection)
         return {"closed": connection_id}
 
-    def _drain(self, room: str, *, on: bool) -> dict[str, Any]:
-        service = self._services.get(room)
-        if service is None or service.room.drain_mode is None:
-            raise Refused(404, f"no protocol {room!r} with a drain mode is enabled")
+    def _drain(self, protocol: str, *, on: bool) -> dict[str, Any]:
+        service = self._services.get(protocol)
+        if service is None or service.spec.drain_mode is None:
+            raise Refused(404, f"no protocol {protocol!r} with a drain mode is enabled")
         service.set_drain_mode(on)
-        return {"protocol": room, "drain_mode": on}
+        return {"protocol": protocol, "drain_mode": on}
 
     # ---- configuration ----
 
     def _config(self) -> dict[str, Any]:
-        config = self._view.config
+        config = self._status.config
         values = [
             {
                 "key": key,
@@ -276,7 +276,7 @@ class Inspector:
                 "unit": setting.unit,
                 "reload": setting.reload,
             }
-            for key, setting in self._view.settings.items()
+            for key, setting in self._status.settings.items()
         ]
         return {"path": str(config.path), "values": values}
 
@@ -328,7 +328,7 @@ def shape(service: Service, table: Table) -> dict[str, Any]:
     """Returns the description of a table for /stats."""
     return {
         "name": table.name,
-        "protocol": service.room.name,
+        "protocol": service.spec.name,
         "help": table.help,
         "columns": columns(table),
         "sorts": list(table.sorts),
@@ -351,7 +351,7 @@ def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> l
             there = connection is not None and connection.entered_ns <= begun
             holder = connection if there else ended(service, cells[place])
             lent = service.borrowers.get(cells[place])
-            cells[place] = lent if holder is None else (service.room.name, holder)
+            cells[place] = lent if holder is None else (service.spec.name, holder)
     return cells
 
 
@@ -400,11 +400,11 @@ def shown(column: Column, value: Any) -> Iterator[tuple[str, Any]]:
 
 def split_id(text: str) -> tuple[str, int]:
     """Returns the protocol and the engine's number in the ID of a connection. Raises ValueError."""
-    room, _, own = text.partition("-")
+    protocol, _, own = text.partition("-")
     number = own.partition("-")[0]
     if not number.isdecimal() or len(number) > 10:
         raise ValueError(f"expected a connection ID, not {text!r}")
-    return room, int(number)
+    return protocol, int(number)
 
 
 def masked(setting: Setting, value: Any) -> Any:

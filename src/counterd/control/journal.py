@@ -22,12 +22,12 @@ from counterd.control.config.loading import ConfigError
 from counterd.control.parts import Part
 from counterd.control.process.child import SLOWEST, Kind
 from counterd.control.process.supervisor import Supervisor
-from counterd.frames import PIECE_MAX, Frames, frame
+from counterd.ipc import PIECE_MAX, Frames, frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from counterd.contract import JournaledStore, JournalSource, Room
+    from counterd.contract import JournaledStore, JournalSource, ProtocolSpec
     from counterd.control.process.child import Child
     from counterd.net.driver import Driver
 
@@ -50,23 +50,23 @@ class JournalWriter(Part):
 
     def __init__(
         self,
-        room: Room,
+        spec: ProtocolSpec,
         values: Mapping[str, Any],
         store: JournaledStore,
         driver: Driver,
         report: Callable[[str, str], None],
     ) -> None:
-        assert room.journal is not None
+        assert spec.journal is not None
         self.failing = ""
         self.restored = 0
         self._full = ""  # why there is no room for new records, or ""
         self._lost = ""  # what has happened to the file, or ""
         self._seen: Any = None  # what the last process saw last of the file
         self._is_refused = False  # the piece could not be written: it has to be renewed before it is sent again
-        self._room = room.name
-        self._source: JournalSource = importlib.import_module(room.journal.source)
-        self._path = values[room.journal.path]
-        self._is_synced = values[room.journal.sync] != "never"
+        self._protocol = spec.name
+        self._source: JournalSource = importlib.import_module(spec.journal.source)
+        self._path = values[spec.journal.path]
+        self._is_synced = values[spec.journal.sync] != "never"
         self._store = store
         self._driver = driver
         self._report = report
@@ -148,7 +148,7 @@ class JournalWriter(Part):
     def hello(self) -> bytes:
         """Returns the first frame for a new journal process."""
         told = {
-            "room": self._room,
+            "protocol": self._protocol,
             "path": self._path,
             "is_synced": self._is_synced,
             "is_new": not self._begun.done(),

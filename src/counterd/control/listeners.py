@@ -1,8 +1,8 @@
 """The listening sockets of one port of a protocol. The daemon opens them itself, or the process that starts the daemon
 passes them.
 
-Floor 4 (ARCHITECTURE.md). A protocol has one or more ports (Room.ports). Each port has a number and a Unix socket. The
-other settings of a listener (addresses, permissions, TLS, limits) apply to all ports of the protocol.
+Floor 4 (ARCHITECTURE.md). A protocol has one or more ports (ProtocolSpec.ports). Each port has a number and a Unix
+socket. The other settings of a listener (addresses, permissions, TLS, limits) apply to all ports of the protocol.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PortListeners(Part):
         self.tcp: list[socket.socket] = []
         self.unix: UnixSocket | None = None
         self._config = config
-        self._settings = config.listener(port.room)
+        self._settings = config.listener(port.protocol)
         self._path: str = config.values[port.key("socket")]
         self._passed_unix: list[socket.socket] = []
 
@@ -62,7 +62,7 @@ class PortListeners(Part):
             except OSError as error:
                 taken = error.errno == errno.EADDRINUSE
                 why = "address already in use" if taken else (error.strerror or str(error))
-                key = self.port.key("port") if taken else f"{self.port.room}.bind"
+                key = self.port.key("port") if taken else f"{self.port.protocol}.bind"
                 line = f"{self._config.place(key)}: cannot listen on {shown(address, number)}: {why}"
                 absent = error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and address in ("::1", "::")
                 (missing if absent else problems).append(line)

@@ -26,7 +26,7 @@ from counterd.control.tls import TLSError, make_client_context
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from counterd.contract import Room, SharedSource, Store
+    from counterd.contract import ProtocolSpec, SharedSource, Store
     from counterd.control.config.loading import Config
     from counterd.net.driver import Driver
 
@@ -43,18 +43,18 @@ class RedisState(Part):
     """
 
     def __init__(
-        self, room: Room, config: Config, store: Store, driver: Driver, report: Callable[[str, str], None]
+        self, spec: ProtocolSpec, config: Config, store: Store, driver: Driver, report: Callable[[str, str], None]
     ) -> None:
-        assert room.shared is not None
+        assert spec.shared is not None
         self.failing = ""
-        address = split_redis(config.values[room.shared.address])
+        address = split_redis(config.values[spec.shared.address])
         try:
             tls = make_client_context(address.ca_file) if address.is_tls else None
         except TLSError as error:
-            raise ConfigError([f"{config.place(room.shared.address)}: {error}"]) from None
+            raise ConfigError([f"{config.place(spec.shared.address)}: {error}"]) from None
         self._place = Place(address.host, address.port)
         self._login = Login(address.user, address.password, tls, address.database)
-        self._source: SharedSource = importlib.import_module(room.shared.source)
+        self._source: SharedSource = importlib.import_module(spec.shared.source)
         self._script = self._source.SCRIPT.encode()
         self._digest = ""  # of the script
         self._store = store

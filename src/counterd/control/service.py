@@ -32,41 +32,41 @@ from counterd.net.server import Server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from counterd.contract import BorrowingStore, Figures, JournaledStore, Room, Store
+    from counterd.contract import BorrowingStore, Figures, JournaledStore, ProtocolSpec, Store
     from counterd.control.config.loading import Config
     from counterd.control.parts import Part
 
     # Called with a cause (repeated lines are limited for each cause), a sentence, and fields of the line.
     Report = Callable[..., None]
     # Makes the plugin host of a protocol: see extensions.host.PluginHost.
-    MakeHost = Callable[[Room, Config, Store, Callable[[], None], Report], Part]
+    MakeHost = Callable[[ProtocolSpec, Config, Store, Callable[[], None], Report], Part]
 
 log = structlog.get_logger()
 
 TLS_FILES = ("tls.cert", "tls.key", "tls.client_ca")
 
 
-def readers_of(room: Room) -> Mapping[str, Callable[[bytes], Any]]:
+def readers_of(spec: ProtocolSpec) -> Mapping[str, Callable[[bytes], Any]]:
     """Returns the readers of the protocol's own files."""
-    return room.files.readers if room.files else {}
+    return spec.files.readers if spec.files else {}
 
 
-def prepare(room: Room, config: Config) -> Ready:
+def prepare(spec: ProtocolSpec, config: Config) -> Ready:
     """Reads the files that a protocol's settings name, and looks up the users and groups in these settings.
 
     Raises ConfigError.
     """
-    name = room.name
+    name = spec.name
     listener = config.listener(name)
     context = None
-    files, problems = read_files(readers_of(room), config.values, config.place)
+    files, problems = read_files(readers_of(spec), config.values, config.place)
     if listener.tls.cert:
         try:
             context = make_context(**asdict(listener.tls))
         except TLSError as error:
             problems.append(f"{config.place(f'{name}.tls.{error.name}')}: {error}")
     login = None
-    if room.leased_limits is not None and config.process.cluster.url:
+    if spec.leased_limits is not None and config.process.cluster.url:
         try:
             login = read_login(config.process.cluster, config.place)
         except ConfigError as error:
@@ -83,17 +83,17 @@ def prepare(room: Room, config: Config) -> Ready:
     access = Access(
         tuple(map(ipaddress.ip_network, listener.allow)), frozenset(numbers["user"]), frozenset(numbers["group"])
     )
-    window = config.values[room.windows.key] if room.windows else 0
+    window = config.values[spec.windows.key] if spec.windows else 0
     return Ready(config, listener, access, context, files, login, window)
 
 
-def prepare_all(rooms: Sequence[Room], config: Config) -> list[Ready]:
+def prepare_all(specs: Sequence[ProtocolSpec], config: Config) -> list[Ready]:
     """Calls prepare() for each protocol. Raises ConfigError with the mistakes of all."""
     ready: list[Ready] = []
     problems: list[str] = []
-    for room in rooms:
+    for spec in specs:
         try:
-            ready.append(prepare(room, config))
+            ready.append(prepare(spec, config))
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -110,8 +110,8 @@ class Service:
     descriptors the protocol's connections may use.
     """
 
-    def __init__(self, room: Room, descriptors: int, report: Report) -> None:
-        self.room = room
+    def __init__(self, spec: ProtocolSpec, descriptors: int, report: Report) -> None:
+        self.spec = spec
         self.ready: Ready
         self.store: Store
         self.server: Server
@@ -130,10 +130,10 @@ class Service:
         problems: list[str] = []
         missing: list[str] = []
         try:
-            self.ready = prepare(self.room, config)
+            self.ready = prepare(self.spec, config)
         except ConfigError as error:
             problems += error.problems
-        self.listeners = [PortListeners(port, config) for port in ports_of(self.room)]
+        self.listeners = [PortListeners(port, config) for port in ports_of(self.spec)]
         self.parts += self.listeners
         for each in self.listeners:
             wrong, absent = each.open()
@@ -141,10 +141,10 @@ class Service:
             missing += absent
         if not problems:
             try:
-                self.store = self.room.make_store(config.own(self.room), figures, time.monotonic_ns())
+                self.store = self.spec.make_store(config.own(self.spec), figures, time.monotonic_ns())
                 self.load(self.ready)
             except (ValueError, MemoryError) as error:
-                problems.append(f"{config.path}: {self.room.name}: {error}")
+                problems.append(f"{config.path}: {self.spec.name}: {error}")
         return problems, missing
 
     def unreadable(self) -> list[str]:
@@ -153,14 +153,14 @@ class Service:
         A file that cannot be read would make the next reload fail.
         """
         config = self.ready.config
-        keys = [*(f"{self.room.name}.{name}" for name in TLS_FILES), *readers_of(self.room)]
+        keys = [*(f"{self.spec.name}.{name}" for name in TLS_FILES), *readers_of(self.spec)]
         return unreadable({key: config.values[key] for key in keys}, config.place)
 
     def extend(self, make_host: MakeHost) -> None:
         """Creates the extensions of the protocol, if it has any. Raises ConfigError."""
-        if self.room.extensions is not None:
-            report = functools.partial(self._report, protocol=self.room.name)
-            self.parts.append(make_host(self.room, self.ready.config, self.store, self.wake, report))
+        if self.spec.extensions is not None:
+            report = functools.partial(self._report, protocol=self.spec.name)
+            self.parts.append(make_host(self.spec, self.ready.config, self.store, self.wake, report))
 
     async def start(self) -> None:
         """Makes the server and starts all parts, but does not accept connections yet. Raises ConfigError."""
@@ -175,16 +175,16 @@ class Service:
     def _tasks(self) -> Iterator[JournalWriter | RedisState | Cluster]:
         """Yields the parts that are background tasks of the driver. Raises ConfigError."""
         config, driver = self.ready.config, self.server.driver
-        journal, shared = self.room.journal, self.room.shared
+        journal, shared = self.spec.journal, self.spec.shared
         if journal is not None and config.values[journal.path]:
             store = cast("JournaledStore", self.store)
-            self.journal = JournalWriter(self.room, config.values, store, driver, self._told)
+            self.journal = JournalWriter(self.spec, config.values, store, driver, self._told)
             yield self.journal
         if shared is not None and config.values[shared.address]:
-            yield RedisState(self.room, config, self.store, driver, self._told)
+            yield RedisState(self.spec, config, self.store, driver, self._told)
         if self.ready.login is not None:
-            assert self.room.leased_limits is not None
-            limits = self.room.leased_limits(self.store, config.process.cluster.prefix.encode())
+            assert self.spec.leased_limits is not None
+            limits = self.spec.leased_limits(self.store, config.process.cluster.prefix.encode())
             yield Cluster(self.ready, limits, driver, self._told)
 
     async def serve(self) -> None:
@@ -203,15 +203,15 @@ class Service:
 
     def lend_to(self, other: Service) -> None:
         """Lets the store of another protocol take permits of this protocol's store."""
-        assert self.room.lend is not None
+        assert self.spec.lend is not None
         store = cast("BorrowingStore", other.store)
 
         def settled(ticket: int, granted: bool) -> None:
             store.settled(ticket, granted)
             other.wake()
 
-        lender = self.room.lend(self.store, settled, self.wake)
-        self.borrowers[lender.number] = other.room.name
+        lender = self.spec.lend(self.store, settled, self.wake)
+        self.borrowers[lender.number] = other.spec.name
         store.borrow(lender)
 
     @property
@@ -221,13 +221,13 @@ class Service:
 
     def set_drain_mode(self, on: bool) -> None:
         """Makes the store refuse new work, or accept it again. The protocol must have a drain mode."""
-        assert self.room.drain_mode is not None
-        self.room.drain_mode(self.store, on)
-        log.info(f"drain mode of {self.room.name} is {'on: new work is refused' if on else 'off'}")
+        assert self.spec.drain_mode is not None
+        self.spec.drain_mode(self.store, on)
+        log.info(f"drain mode of {self.spec.name} is {'on: new work is refused' if on else 'off'}")
 
     def on_usr1(self) -> None:
         """Called at the signal SIGUSR1. Begins the drain mode if the protocol's setting says so."""
-        if self.room.usr1 and self.ready.config.values[self.room.usr1] == "drain":
+        if self.spec.usr1 and self.ready.config.values[self.spec.usr1] == "drain":
             self.set_drain_mode(True)
 
     async def finish(self, timeout: float) -> None:
@@ -247,12 +247,12 @@ class Service:
 
         Raises ValueError or MemoryError.
         """
-        if self.room.files:
-            self.room.files.load(self.store, ready.config.own(self.room), ready.files)
+        if self.spec.files:
+            self.spec.files.load(self.store, ready.config.own(self.spec), ready.files)
 
     def reread(self) -> list[str]:
         """Returns the names of the files that are in force, for people."""
-        tls = [f"the TLS files of {self.room.name}"] if self.ready.context else []
+        tls = [f"the TLS files of {self.spec.name}"] if self.ready.context else []
         settings = self.ready.config.process.cluster
         cluster = [
             f"cluster.{key}" for key in ("credentials", "ca_file") if self.ready.login and getattr(settings, key)
@@ -273,7 +273,7 @@ class Service:
         self.ready = ready
         self.server.limits = self._limits()
         self.server.context = ready.context
-        self.room.reload(self.store, ready.config.own(self.room))
+        self.spec.reload(self.store, ready.config.own(self.spec))
 
     def addresses(self) -> dict[str, list[str]]:
         """Returns the addresses of each port, for people. The first port has the name of the protocol."""
@@ -292,18 +292,18 @@ class Service:
     def _told(self, cause: str, text: str) -> None:
         """Passes on a report of the server. Adds the limit that caused the report."""
         limit = self._limit(cause)
-        self._report(cause, text, protocol=self.room.name, **({"limit": limit} if limit else {}))
+        self._report(cause, text, protocol=self.spec.name, **({"limit": limit} if limit else {}))
 
     def _limit(self, cause: str) -> str | None:
         """Returns the setting that caused a report, with its value, or None."""
-        room, settings, config = self.room.name, self.ready.listener, self.ready.config
+        protocol, settings, config = self.spec.name, self.ready.listener, self.ready.config
         if cause == "rejected:max_connections" and settings.max_connections != self.server.limits.max_connections:
             return "open files of the process"
         limits = {
-            "rejected:max_connections": (f"{room}.max_connections", settings.max_connections),
-            "rejected:per_address": (f"{room}.max_connections_per_address", settings.max_connections_per_address),
-            "slowed": (f"{room}.max_requests_per_second", settings.max_requests_per_second),
-            "idle": (f"{room}.idle_timeout", settings.idle_timeout),
+            "rejected:max_connections": (f"{protocol}.max_connections", settings.max_connections),
+            "rejected:per_address": (f"{protocol}.max_connections_per_address", settings.max_connections_per_address),
+            "slowed": (f"{protocol}.max_requests_per_second", settings.max_requests_per_second),
+            "idle": (f"{protocol}.idle_timeout", settings.idle_timeout),
             "handshake:timeout": ("tls.handshake_timeout", config.process.tls.handshake_timeout),
         }
         if cause not in limits:
@@ -330,8 +330,8 @@ def connect(services: Sequence[Service]) -> None:
 
     Call connect() before any store is restored.
     """
-    lender = next((service for service in services if service.room.lend is not None), None)
+    lender = next((service for service in services if service.spec.lend is not None), None)
     if lender is not None:
         for service in services:
-            if service.room.borrows:
+            if service.spec.borrows:
                 lender.lend_to(service)

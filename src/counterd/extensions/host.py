@@ -27,7 +27,7 @@ from counterd.extensions.worker import Failed, Worker, described, lines_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from counterd.contract import Room, Store
+    from counterd.contract import ProtocolSpec, Store
     from counterd.control.config.loading import Config
     from counterd.control.parts import Ready
     from counterd.extensions.worker import Report
@@ -44,22 +44,22 @@ BURN_PERIOD_S = 1.0
 # ---- by name ---------------------------------------------------------------------------------------------------------
 
 
-def methods_of(room: Room) -> Mapping[str, tuple[str, ...]]:
+def methods_of(spec: ProtocolSpec) -> Mapping[str, tuple[str, ...]]:
     """Returns the methods that each extension of a protocol must have, by key."""
-    return room.extensions.methods if room.extensions else {}
+    return spec.extensions.methods if spec.extensions else {}
 
 
-def find_extensions(room: Room, config: Config) -> tuple[dict[str, Callable[[Context], object]], list[str]]:
+def find_extensions(spec: ProtocolSpec, config: Config) -> tuple[dict[str, Callable[[Context], object]], list[str]]:
     """Imports the extensions that a protocol's settings name.
 
     Returns the factories of the extensions by key, and a line for each error.
     """
     found: dict[str, Callable[[Context], object]] = {}
     problems: list[str] = []
-    for key in methods_of(room):
+    for key in methods_of(spec):
         if name := config.values[key]:
             try:
-                found[key] = find(f"counterd.{room.name}", name)
+                found[key] = find(f"counterd.{spec.name}", name)
             except LookupError as error:
                 problems.append(f"{config.place(key)}: {name}: {error.args[0]}")
     return found, problems
@@ -100,12 +100,12 @@ class Plugin(Worker):
     """An extension and its threads: see contract.Plugin."""
 
     def __init__(self, key: str, value: str, extension: object, limit: float, host: PluginHost) -> None:
-        room, _, name = key.partition(".")
+        protocol, _, name = key.partition(".")
 
         def report(cause: str, *words: object, **fields: object) -> None:
             host.report(f"{name}:{cause}", *words, **fields)
 
-        super().__init__(f"{room}: {name} {value}", limit, report)
+        super().__init__(f"{protocol}: {name} {value}", limit, report)
         self.key = key
         self.value = value
         self.extension = extension
@@ -203,22 +203,24 @@ class PluginHost(Part):
     again and again.
     """
 
-    def __init__(self, room: Room, config: Config, store: Store, wake: Callable[[], None], report: Report) -> None:
+    def __init__(
+        self, spec: ProtocolSpec, config: Config, store: Store, wake: Callable[[], None], report: Report
+    ) -> None:
         self.plugins: list[Plugin] = []
         self.refreshes: list[Fetching] = []
         self.report = report
-        self._room = room
+        self._spec = spec
         self._config = config
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the identifier of the loop's thread
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
         self._burned_ns = 0
-        self._found, problems = find_extensions(room, config)
+        self._found, problems = find_extensions(spec, config)
         if problems:
             raise ConfigError(problems)
-        if self._found and room.extensions:
-            room.extensions.extend(store, config.own(room), self)
+        if self._found and spec.extensions:
+            spec.extensions.extend(store, config.own(spec), self)
 
     async def start(self) -> None:
         """Starts the threads, and waits for the first result of each periodic call. Raises ConfigError."""
@@ -265,7 +267,7 @@ class PluginHost(Part):
             extension = self._found[key](Context(default, timeout))
         except (Exception, SystemExit) as error:
             raise ConfigError([f"{where}: the extension could not be created: {described(error)}"]) from error
-        missing = [name for name in methods_of(self._room)[key] if not callable(getattr(extension, name, None))]
+        missing = [name for name in methods_of(self._spec)[key] if not callable(getattr(extension, name, None))]
         if missing:
             kind = type(extension).__name__
             raise ConfigError([f"{where}: the returned object ({kind}) has no {', '.join(missing)}"])

@@ -4,8 +4,8 @@ Floor: side (ARCHITECTURE.md). LINK is the descriptor of a socket to the daemon.
 process writes the pieces that it has received, and ends. If the daemon was killed, and `sync` is not always, only this
 process has these pieces.
 
-The frames on this socket are those of frames.py:
-    daemon to child   first JSON: {"room": name, "path": ..., "is_synced": ..., "is_new": ..., "is_full": ..., "seen":
+The frames on this socket are those of ipc.py:
+    daemon to child   JSON: {"protocol": name, "path": ..., "is_synced": ..., "is_new": ..., "is_full": ..., "seen":
                       ...}; is_new: the store has to be restored; is_full: the last process has said F, and not R; seen:
                       the last S, or null. Then one piece per frame; the next piece is sent when the last one is
                       written. An empty frame: no more pieces follow. Then the frame is JSON: the arguments of
@@ -31,7 +31,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from counterd.frames import PIECE_MAX, Frames, frame
+from counterd.ipc import PIECE_MAX, Frames, frame
 from counterd.journal.database import JournalError, explained
 from counterd.journal.watch import Seen
 from counterd.journal.writer import Writer
@@ -100,7 +100,7 @@ def write_journal(link: Link) -> None:
     told = json.loads(next(filter(None, frames)))
     with explained(told["path"]):
         before = told["seen"] and Seen(*told["seen"])
-        writer = Writer(told["path"], told["room"], is_synced=told["is_synced"], before=before, live=link.live)
+        writer = Writer(told["path"], told["protocol"], is_synced=told["is_synced"], before=before, live=link.live)
         ledger = writer.ledger
         begin: Mapping[str, int] = {}
         if told["is_new"]:

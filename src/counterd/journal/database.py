@@ -13,7 +13,7 @@ import sqlite3
 import time
 from typing import TYPE_CHECKING
 
-from counterd.protocols import find_rooms
+from counterd.protocols import find_protocols
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -80,7 +80,7 @@ def lock(path: str, patience: float = LOCK_S) -> int:
             return descriptor
 
 
-def room_of(database: sqlite3.Connection, path: str) -> str:
+def protocol_of(database: sqlite3.Connection, path: str) -> str:
     """Returns the name of the protocol that a journal belongs to.
 
     Raises JournalError if the database is not a journal.
@@ -88,10 +88,10 @@ def room_of(database: sqlite3.Connection, path: str) -> str:
     ((application,),) = database.execute("PRAGMA application_id")
     if application != APPLICATION_ID:
         raise JournalError(f"{path}: is a database, but not a journal of counterd")
-    rooms = database.execute("SELECT room FROM journal").fetchmany(2)
-    if len(rooms) != 1:
+    protocols = database.execute("SELECT room FROM journal").fetchmany(2)
+    if len(protocols) != 1:
         raise JournalError(f"{path}: does not say which protocol the journal belongs to")
-    return str(rooms[0][0])
+    return str(protocols[0][0])
 
 
 def check_layout(database: sqlite3.Connection, path: str, ledger: Ledger) -> int:
@@ -144,40 +144,40 @@ def lenient(database: sqlite3.Connection) -> sqlite3.Connection:
     return database
 
 
-def find_ledger(room: str) -> Ledger:
+def find_ledger(protocol: str) -> Ledger:
     """Returns the Ledger of a protocol, which reads and writes its journals.
 
     Raises JournalError if the protocol is not installed or has no journal.
     """
-    for one in find_rooms():
-        if one.name == room and one.journal is not None:
+    for one in find_protocols():
+        if one.name == protocol and one.journal is not None:
             return importlib.import_module(one.journal.ledger)
-    raise JournalError(f"no installed protocol with the name {room} has a journal")
+    raise JournalError(f"no installed protocol with the name {protocol} has a journal")
 
 
 def ledger_of(database: sqlite3.Connection, path: str) -> Ledger:
     """Returns the Ledger of a journal. Raises JournalError if this version of counterd cannot read the journal."""
-    ledger = find_ledger(room_of(database, path))
+    ledger = find_ledger(protocol_of(database, path))
     read_as_new(database, ledger, check_layout(database, path, ledger))
     return ledger
 
 
 def open_database(
-    path: str, room: str, *, is_synced: bool, checkpoint_pages: int = CHECKPOINT_PAGES
+    path: str, protocol: str, *, is_synced: bool, checkpoint_pages: int = CHECKPOINT_PAGES
 ) -> sqlite3.Connection:
     """Opens the journal of a protocol. The file must be locked. Creates the tables if the file is empty, and converts a
     journal of an older layout. Raises JournalError.
 
     is_synced: whether each commit waits until it is on disk. checkpoint_pages: about the size of the write-ahead log.
     """
-    ledger = find_ledger(room)
+    ledger = find_ledger(protocol)
     with explained(path), contextlib.ExitStack() as undo:
         database = sqlite3.connect(path, isolation_level=None, timeout=BUSY_MS / 1000)
         undo.callback(database.close)
         ((tables,),) = database.execute("SELECT count(*) FROM sqlite_master")
         if tables:  # checked first, because another program's database must not be changed
-            if (found := room_of(database, path)) != room:
-                raise JournalError(f"{path}: is the journal of {found}, not of {room}")
+            if (found := protocol_of(database, path)) != protocol:
+                raise JournalError(f"{path}: is the journal of {found}, not of {protocol}")
             upgrade(database, ledger, check_layout(database, path, ledger))
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'OFF'}")
@@ -189,7 +189,7 @@ def open_database(
         if not tables:
             database.executescript(
                 f"BEGIN; {ledger.SCHEMA} {OWN_SCHEMA}"
-                f" INSERT INTO journal VALUES ('{room}'); PRAGMA application_id = {APPLICATION_ID};"
+                f" INSERT INTO journal VALUES ('{protocol}'); PRAGMA application_id = {APPLICATION_ID};"
                 f" PRAGMA user_version = {ledger.LAYOUT}; COMMIT;"
             )
         undo.pop_all()

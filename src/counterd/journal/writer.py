@@ -39,14 +39,14 @@ class Writer:
     def __init__(
         self,
         path: str,
-        room: str,
+        protocol: str,
         *,
         is_synced: bool,
         before: Seen | None = None,
         live: Callable[[], None] = lambda: None,
     ) -> None:
-        self.ledger = find_ledger(room)
-        self.path, self._room, self._is_synced, self._live = path, room, is_synced, live
+        self.ledger = find_ledger(protocol)
+        self.path, self._protocol, self._is_synced, self._live = path, protocol, is_synced, live
         if before is not None and not Path(path).exists():  # lock() would create it
             raise JournalError(f"{path}: {GONE}; move it back")
         self.watch = Watch(path, lock(path), before)
@@ -133,7 +133,7 @@ class Writer:
 
     def _open(self) -> None:
         pages = self._ballast.checkpoint_pages
-        self.database = open_database(self.path, self._room, is_synced=self._is_synced, checkpoint_pages=pages)
+        self.database = open_database(self.path, self._protocol, is_synced=self._is_synced, checkpoint_pages=pages)
         self.database.set_progress_handler(self._live, LIVES_STEPS)
         self.watch.begin()
 

@@ -56,7 +56,7 @@ cdef class Connection(Handler):
     cdef readonly object patience       # name of the server's limit on how long output may be stuck
     cdef readonly bytes address         # of the peer, 4 or 16 bytes; None on a Unix socket
     cdef uint16_t port
-    cdef int entrance                   # number of the protocol's port that it came by
+    cdef int protocol_port              # number of the protocol's port that it came by
     cdef public int64_t number          # the engine's; 0 without a session, negative once another connection has it
     cdef public uint64_t serial         # unique within the server; 0 until it has a session
     cdef readonly int64_t since_ns      # when it was accepted, on the monotonic clock
@@ -74,6 +74,6 @@ cdef class Connection(Handler):
     cdef int charge(self, uint64_t requests, int64_t now_ns) except -1
     cdef int slow_down(self, int64_t now_ns) except -1
     cdef int read_again(self) except -1
-    cdef int settle(self) except -1
+    cdef int follow_session(self) except -1
     cdef int finish(self) except -1
     cdef int wake_store(self) except -1

@@ -75,11 +75,11 @@ cdef class Connection(Handler):
 
     patience: the name of the limit on how long its output may be stuck.
     address, port: the peer's; None and 0 on a Unix socket.
-    entrance: the number of the protocol's port that the peer connected to.
+    protocol_port: the number of the protocol's port that the peer connected to.
     """
 
     def __cinit__(
-        self, Common common not None, Stream stream not None, patience, bytes address, uint16_t port, int entrance
+        self, Common common not None, Stream stream not None, patience, bytes address, uint16_t port, int protocol_port
     ):
         self.common = common
         self.store = common.store
@@ -87,7 +87,7 @@ cdef class Connection(Handler):
         self.patience = patience
         self.address = address
         self.port = port
-        self.entrance = entrance
+        self.protocol_port = protocol_port
 
     cdef int begin(self) except -1:
         """Starts to serve the stream."""
@@ -107,7 +107,7 @@ cdef class Connection(Handler):
         cdef Session session
         cdef int64_t now_ns = monotonic_ns()
         try:
-            session = self.store.session(now_ns, self.entrance)
+            session = self.store.session(now_ns, self.protocol_port)
         except MemoryError as error:
             self.common.events.rejected("memory", str(error))
             self.common.driver.wake()  # its number in the region may have to be given back
@@ -122,7 +122,7 @@ cdef class Connection(Handler):
         if self.common.parting:
             self.part()
         elif session.state != READING:  # it speaks first
-            self.settle()
+            self.follow_session()
 
     cpdef received(self, bytes data):
         cdef Session session = self.session
@@ -141,11 +141,11 @@ cdef class Connection(Handler):
         if self.common.request_ns:
             self.charge(session.requests - before, now_ns)
         if session.state != READING or self.store.has_work or self.state == PARTING:
-            self.settle()
+            self.follow_session()
 
     cpdef received_nothing(self):
         if self.state == PARTING:
-            self.settle()
+            self.follow_session()
 
     cpdef input_ended(self):
         if self.state == LINGERING:
@@ -153,7 +153,7 @@ cdef class Connection(Handler):
             return
         self.become(ENDED)
         self.stream.send(self.session.eof(monotonic_ns()))
-        self.settle()
+        self.follow_session()
 
     cpdef end_sent(self):
         """Called when the peer's last byte has arrived, but earlier input was not read yet because of a pause.
@@ -173,7 +173,7 @@ cdef class Connection(Handler):
     cpdef output_moved(self):
         self.active_ns = monotonic_ns()  # the peer may have waited for its replies
         self.common.events.moved(self)
-        self.settle()
+        self.follow_session()
 
     cpdef tls_failed(self, cause, reason):
         self.common.events.tls_failed(self, cause, reason)
@@ -217,7 +217,7 @@ cdef class Connection(Handler):
                 self.charge(self.session.requests - before, now_ns)
             if self.state != LINGERING:  # messages posted after the end are discarded, so that nothing waits for them
                 self.stream.send(output)
-                self.settle()
+                self.follow_session()
         except Exception as error:  # not called by a stream, so the connection has to be closed here
             self.common.loop.call_exception_handler({"message": (
                 "the session's output could not be fetched"
@@ -235,7 +235,7 @@ cdef class Connection(Handler):
             self.stream.mark_input()
             self.become(PARTING)
             self.session.hang_up(monotonic_ns())
-            self.settle()
+            self.follow_session()
 
     def abort(self):
         """Ends the connection immediately."""
@@ -385,9 +385,9 @@ cdef class Connection(Handler):
 
     cdef int read_again(self) except -1:
         self.stop_timer()
-        return self.settle()
+        return self.follow_session()
 
-    cdef int settle(self) except -1:
+    cdef int follow_session(self) except -1:
         """Decides what the connection does next.
 
         Called after everything that may have changed the state of the session.

@@ -23,7 +23,7 @@ from counterd.net.batches import BYTES_BOUNDS, SECONDS_BOUNDS
 from counterd.net.connection import Common, Connection, Events
 from counterd.net.driver import Driver
 from counterd.net.poller import READ_MAX, Poller
-from counterd.net.table import Entrance, Table
+from counterd.net.table import Table, TableAcceptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,8 +168,8 @@ class Server:
         """
         local = listening.family == socket.AF_UNIX
         patience = "write_timeout" if local else "user_timeout"
-        entrance = Entrance(self._table, self._common, self._poller, not local, patience, port)
-        self._poller.listen(listening.fileno(), entrance)
+        acceptor = TableAcceptor(self._table, self._common, self._poller, not local, patience, port)
+        self._poller.listen(listening.fileno(), acceptor)
         self._listening.append(listening)
 
     def unlisten(self) -> None:

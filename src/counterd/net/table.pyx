@@ -134,7 +134,7 @@ cdef class Table:
         return idle, number < self.highest
 
 
-cdef class Entrance(Acceptor):
+cdef class TableAcceptor(Acceptor):
     """Admits the connections of one listening socket to a table.
 
     common: the objects that the connections share; its events call the table's enter() and remove().

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.bench.asking import LoadError
+from counterd.bench.connection import LoadError
 from peers import clients, compare, servers
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.protocols.sentinel.wire import MessageType
-from kit.scripted.sentinel import Room
+from kit.scripted.sentinel import Tokens
 from peers import servers, tokens
 
 if TYPE_CHECKING:
     from kit.scripted import Peer
 
 
-def described(server: Room) -> servers.Server:
+def described(server: Tokens) -> servers.Server:
     return servers.Server("it", "sentinel", os.getpid(), server.address.port)
 
 
@@ -26,21 +26,21 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_flow_has_the_same_number_of_tokens() -> None:
-    with Room() as room:
-        assert tokens.memory(described(room), 2500).keys() == {"bytes each"}
-        asked = [each.id for each in room.of(MessageType.ACQUIRE)]
+    with Tokens() as server:
+        assert tokens.memory(described(server), 2500).keys() == {"bytes each"}
+        asked = [each.id for each in server.of(MessageType.ACQUIRE)]
         assert asked == [*range(1, 1001), *range(1, 1001), *range(1, 501)]
 
 
 def test_tokens_that_do_not_expire_are_an_error() -> None:
-    with Room() as room, pytest.raises(RuntimeError, match="tokens of flow 1 that have not ended"):
-        tokens.expire(described(room), 10)
+    with Tokens() as server, pytest.raises(RuntimeError, match="tokens of flow 1 that have not ended"):
+        tokens.expire(described(server), 10)
 
 
 def test_tokens_that_expire_are_no_error() -> None:
-    class Ending(Room):
+    class Ending(Tokens):
         def give_back(self, peer: Peer) -> None:
             self.used.clear()
 
-    with Ending() as room:
-        assert tokens.expire(described(room), 10).keys() == {"others max ms", "others p99 ms", "idle max ms"}
+    with Ending() as server:
+        assert tokens.expire(described(server), 10).keys() == {"others max ms", "others p99 ms", "idle max ms"}

@@ -15,7 +15,7 @@ CASES = vectors.load("counter")
 
 def bench(buckets: int) -> Pump:
     store = make_store(buckets, 64, name_memory=1 << 20, waiters=64, posted_max=1 << 18, now_ns=START_NS)
-    store.limit_stays(60)
+    store.limit_resumptions(60)
     return Pump(store)
 
 

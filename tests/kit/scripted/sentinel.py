@@ -49,7 +49,7 @@ def response(asked: Asked, status: int, data: bytes = b"") -> bytes:
     return HEAD.pack(6 + len(data), asked.xid, asked.type) + status.to_bytes(1, "big", signed=True) + data
 
 
-class Room(scripted.Server):
+class Tokens(scripted.Server):
     """The server. limits: of every flow, or by flow; flows that are not there have no rule. used: by flow.
 
     lease_ms: of each token. wait_ms: in the answer to a prioritized FLOW.

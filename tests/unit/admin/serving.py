@@ -9,9 +9,9 @@ import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.admin.site import Site
-from counterd.contract import Room
-from counterd.frames import Refused
-from counterd.listing import Column, Figure, Table
+from counterd.contract import ProtocolSpec
+from counterd.ipc import Refused
+from counterd.tables import Column, Figure, Table
 from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 SETTINGS: dict[str, Any] = {"token": "", "allow": [], "hosts": []}
 
-ROOM = Room(
-    name="room",
+PROTOCOL = ProtocolSpec(
+    name="fake",
     default_port=1,
     settings=object,
     make_store=lambda *_: None,
@@ -172,7 +172,7 @@ def serve(scene: Callable[[World], Coroutine[Any, Any, None]], **settings: Any) 
 
     async def main() -> None:
         link: Any = Link()
-        site = Site(link, [ROOM])
+        site = Site(link, [PROTOCOL])
         site.configure({**SETTINGS, **settings})
         with socket.create_server(("127.0.0.1", 0)) as listening:
             listening.setblocking(False)

@@ -11,7 +11,7 @@ import pytest
 
 from counterd.admin import events as module
 from counterd.admin.events import Hub, Listener, event
-from counterd.frames import Refused
+from counterd.ipc import Refused
 from unit.admin.serving import until
 
 if TYPE_CHECKING:

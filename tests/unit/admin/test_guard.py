@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from counterd.admin.guard import Guard, host_name
-from counterd.frames import Refused
+from counterd.ipc import Refused
 
 OPEN = Guard.of({"token": "", "allow": [], "hosts": ["figures.example"]})
 CLOSED = Guard.of({"token": "s3cret", "allow": ["10.0.0.0/8", "fd00::/8"], "hosts": []})

@@ -11,7 +11,7 @@ import pytest
 
 from counterd.admin import link as module
 from counterd.admin.link import Link, keep_alive
-from counterd.frames import SETTINGS, Frames, Refused, frame
+from counterd.ipc import SETTINGS, Frames, Refused, frame
 from unit.admin.serving import until
 
 if TYPE_CHECKING:

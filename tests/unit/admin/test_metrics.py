@@ -11,16 +11,16 @@ from prometheus_client.parser import text_string_to_metric_families as text
 
 from counterd.admin import metrics
 from counterd.cluster.lease_policy import LeasePolicy
-from counterd.protocols import find_rooms
+from counterd.protocols import find_protocols
 from kit.shared_store import SharedStore
-from unit.admin.serving import ROOM, STATS
+from unit.admin.serving import PROTOCOL, STATS
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.4"
 BATCHES = {"bounds": [1.024e-06, 0.5], "counts": [5, 2, 1], "sum": 4.5}
 KEYS = [figure.key for figure in metrics.LISTENER_FIGURES]
 
 
-def of_room(number: int, keys: list[str]) -> dict[str, Any]:
+def of_protocol(number: int, keys: list[str]) -> dict[str, Any]:
     return {
         "addresses": ["127.0.0.1:1"],
         "figures": {key: place + number for place, key in enumerate(keys)},
@@ -29,15 +29,15 @@ def of_room(number: int, keys: list[str]) -> dict[str, Any]:
     }
 
 
-def stats(**rooms: Any) -> dict[str, Any]:
-    return {**STATS, "protocols": rooms}
+def stats(**protocols: Any) -> dict[str, Any]:
+    return {**STATS, "protocols": protocols}
 
 
 def samples(
     asked: dict[str, Any], accept: str = "", rows: metrics.Rows | None = None
 ) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     encoder, content_type = metrics.negotiate(accept)
-    body = metrics.encode(asked, [ROOM], rows or {}, encoder)
+    body = metrics.encode(asked, [PROTOCOL], rows or {}, encoder)
     parse = openmetrics if "openmetrics" in content_type else text
     found = [sample for family in parse(body.decode()) for sample in family.samples]
     by_name = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in found}
@@ -51,7 +51,7 @@ def value(found: dict[Any, float], name: str, /, **labels: str) -> float:
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS])
 def test_every_figure_is_a_metric(accept: str) -> None:
-    found = samples(stats(room=of_room(100, [*KEYS, "things", "made"])), accept)
+    found = samples(stats(fake=of_protocol(100, [*KEYS, "things", "made"])), accept)
     assert value(found, "counterd_uptime_seconds") == 5.5
     assert (value(found, "counterd_ready"), value(found, "counterd_draining")) == (1, 0)
     assert value(found, "counterd_log_lines_lost_total") == 3
@@ -63,40 +63,40 @@ def test_every_figure_is_a_metric(accept: str) -> None:
     assert value(found, "process_open_fds") == 9
     assert value(found, "process_max_fds") == 99
     assert value(found, "process_start_time_seconds") == 1e9
-    assert value(found, "counterd_requests_total", protocol="room", operation="acquire", status="ok") == 100
-    assert value(found, "counterd_requests_total", protocol="room", operation="get", status='a"b\\c') == 7
+    assert value(found, "counterd_requests_total", protocol="fake", operation="acquire", status="ok") == 100
+    assert value(found, "counterd_requests_total", protocol="fake", operation="get", status='a"b\\c') == 7
     for place, figure in enumerate(metrics.LISTENER_FIGURES):
-        assert value(found, f"counterd_{figure.name}", protocol="room", **figure.labels) == 100 + place
-    assert value(found, "counterd_things", protocol="room", state="new") == 100 + len(KEYS)
-    assert value(found, "counterd_things_made_total", protocol="room") == 101 + len(KEYS)
+        assert value(found, f"counterd_{figure.name}", protocol="fake", **figure.labels) == 100 + place
+    assert value(found, "counterd_things", protocol="fake", state="new") == 100 + len(KEYS)
+    assert value(found, "counterd_things_made_total", protocol="fake") == 101 + len(KEYS)
 
 
 def test_every_figure_of_a_lease_policy_is_a_metric() -> None:
     policy = LeasePolicy(SharedStore(lambda _: None), lambda: "s", 10_000)
     keys = [figure.key for figure in metrics.CLUSTER_FIGURES]
     assert {f"cluster_{name}" for name in policy.figures(0)} <= set(keys)
-    found = samples(stats(room=of_room(100, [*KEYS, "things", "made", *keys])))
+    found = samples(stats(fake=of_protocol(100, [*KEYS, "things", "made", *keys])))
     for place, figure in enumerate(metrics.CLUSTER_FIGURES):
-        labels = {"protocol": "room", **figure.labels}
+        labels = {"protocol": "fake", **figure.labels}
         assert value(found, f"counterd_{figure.name}", **labels) == 102 + len(KEYS) + place
 
 
 def test_rows_of_a_table_have_the_name_as_label() -> None:
     rows = {"things": [{"name": "a%2Fb", "size": 3}, {"name": "a%5C%FF", "size": 4}]}
-    found = samples(stats(room=of_room(0, [*KEYS, "things", "made"])), rows=rows)
-    assert value(found, "counterd_thing_size", protocol="room", name="a/b") == 3
-    assert value(found, "counterd_thing_size", protocol="room", name=r"a\\xff") == 4
+    found = samples(stats(fake=of_protocol(0, [*KEYS, "things", "made"])), rows=rows)
+    assert value(found, "counterd_thing_size", protocol="fake", name="a/b") == 3
+    assert value(found, "counterd_thing_size", protocol="fake", name=r"a\\xff") == 4
 
 
 def test_buckets_of_a_histogram_are_cumulative() -> None:
-    found = samples(stats(room=of_room(0, [*KEYS, "things", "made"])))
+    found = samples(stats(fake=of_protocol(0, [*KEYS, "things", "made"])))
     buckets = [
-        value(found, "counterd_batch_seconds_bucket", protocol="room", le=le) for le in ("1.024e-06", "0.5", "+Inf")
+        value(found, "counterd_batch_seconds_bucket", protocol="fake", le=le) for le in ("1.024e-06", "0.5", "+Inf")
     ]
     assert buckets == [5, 7, 8]
-    assert value(found, "counterd_batch_seconds_count", protocol="room") == 8
-    assert value(found, "counterd_batch_seconds_sum", protocol="room") == 4.5
-    assert value(found, "counterd_batch_bytes_bucket", protocol="room", le="16.0") == 5
+    assert value(found, "counterd_batch_seconds_count", protocol="fake") == 8
+    assert value(found, "counterd_batch_seconds_sum", protocol="fake") == 4.5
+    assert value(found, "counterd_batch_bytes_bucket", protocol="fake", le="16.0") == 5
     assert value(found, "counterd_event_loop_lag_seconds_bucket", le="+Inf") == 8
 
 
@@ -133,11 +133,11 @@ def test_the_format_is_negotiated(accept: str, expected: str) -> None:
     assert body.endswith(b"# EOF\n") == ("openmetrics" in expected)
 
 
-def test_the_names_of_all_rooms_follow_the_conventions() -> None:
-    rooms = find_rooms()
-    keys = {room.name: [*KEYS, *(key for one in room.figures for key in (one.key, one.over) if key)] for room in rooms}
-    asked = stats(**{name: of_room(1, of) for name, of in keys.items()})
-    families = list(text(metrics.encode(asked, rooms, {}, metrics.negotiate("")[0]).decode()))
+def test_the_names_of_all_protocols_follow_the_conventions() -> None:
+    specs = find_protocols()
+    keys = {spec.name: [*KEYS, *(key for one in spec.figures for key in (one.key, one.over) if key)] for spec in specs}
+    asked = stats(**{name: of_protocol(1, of) for name, of in keys.items()})
+    families = list(text(metrics.encode(asked, specs, {}, metrics.negotiate("")[0]).decode()))
     assert len({family.name for family in families}) == len(families)
     for family in families:
         assert re.fullmatch(r"(counterd|process)(_[a-z]+)+", family.name)

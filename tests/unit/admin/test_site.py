@@ -14,8 +14,8 @@ import pytest
 
 from counterd.admin import events, metrics, site
 from counterd.admin.site import page_policy, parameters_of
-from counterd.frames import Refused
-from unit.admin.serving import BUSY, ROOM, STATS, World, serve, until
+from counterd.ipc import Refused
+from unit.admin.serving import BUSY, PROTOCOL, STATS, World, serve, until
 
 # ---- paths ----------------------------------------------------------------------------------------------------------
 
@@ -25,12 +25,12 @@ def test_answers_of_the_daemon_are_served_as_json() -> None:
         async with world.client() as client:  # one connection for all
             assert (await client.request("/stats")).json == STATS
             assert (await client.request("/config")).json == {"path": "/c", "values": []}
-            answer = await client.request("/connections?limit=5&after=room-1-2&protocol=room")
+            answer = await client.request("/connections?limit=5&after=fake-1-2&protocol=fake")
             assert answer.json == {"rows": [], "next": None}
             assert answer.headers["content-type"] == "application/json"
             assert world.link.asked[-1] == (
                 "connections",
-                {"parameters": {"limit": "5", "after": "room-1-2", "protocol": "room"}},
+                {"parameters": {"limit": "5", "after": "fake-1-2", "protocol": "fake"}},
             )
             assert (await client.request("/stats", "HEAD")).status == 200
 
@@ -68,10 +68,10 @@ def test_metrics_in_two_formats() -> None:
 
 def test_metrics_of_rows_only_where_there_are_tables() -> None:
     async def scene(world: World) -> None:
-        figures = {figure.key: 0 for figure in (*metrics.LISTENER_FIGURES, *ROOM.figures)}
-        room = {"figures": figures, "outcomes": [], "histograms": {}}
-        world.link.answers["figures"] = {**STATS, "protocols": {"room": room}}
-        assert b'\ncounterd_thing_size{name="a b\\\\xff",protocol="room"} 1.0\n' in (await world.get("/metrics")).body
+        figures = {figure.key: 0 for figure in (*metrics.LISTENER_FIGURES, *PROTOCOL.figures)}
+        protocol = {"figures": figures, "outcomes": [], "histograms": {}}
+        world.link.answers["figures"] = {**STATS, "protocols": {"fake": protocol}}
+        assert b'\ncounterd_thing_size{name="a b\\\\xff",protocol="fake"} 1.0\n' in (await world.get("/metrics")).body
         assert ("table", {"table": "things", "parameters": {"limit": "1000"}}) in world.link.asked
         world.link.answers["table"] = BUSY
         answer = await world.get("/metrics")
@@ -169,9 +169,9 @@ def test_other_methods_are_refused() -> None:
         for method in ("POST", "PUT", "OPTIONS", "PATCH", "TRACE", "DELETE"):
             answer = await world.get("/stats", method, Authorization="Bearer t")
             assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
-        answer = await world.get("/connections/room-1-2")
+        answer = await world.get("/connections/fake-1-2")
         assert (answer.status, answer.headers["allow"]) == (405, "DELETE")
-        answer = await world.get("/drain/room")
+        answer = await world.get("/drain/fake")
         assert (answer.status, answer.headers["allow"]) == (405, "DELETE, PUT")
         assert (await world.get("/events", "HEAD")).status == 405
         assert world.link.asked == []
@@ -262,35 +262,35 @@ def test_host_and_origin_are_checked_first() -> None:
 
 def test_closing_needs_the_token() -> None:
     async def scene(world: World) -> None:
-        answer = await world.get("/connections/room-1-2", "DELETE")
+        answer = await world.get("/connections/fake-1-2", "DELETE")
         assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
-        assert (await world.get("/connections/room-1-2", "DELETE", Authorization="Bearer x")).status == 401
+        assert (await world.get("/connections/fake-1-2", "DELETE", Authorization="Bearer x")).status == 401
         assert world.link.asked == []
-        answer = await world.get("/connections/room-1-%32", "DELETE", Authorization="Bearer t")
+        answer = await world.get("/connections/fake-1-%32", "DELETE", Authorization="Bearer t")
         assert (answer.status, answer.json) == (200, {"closed": "x"})
-        assert world.link.asked == [("close", {"connection": "room-1-2"})]
+        assert world.link.asked == [("close", {"connection": "fake-1-2"})]
 
     serve(scene, token="t")
 
 
 def test_drain_mode_needs_the_token() -> None:
     async def scene(world: World) -> None:
-        world.link.answers["drain"] = {"protocol": "room", "drain_mode": True}
+        world.link.answers["drain"] = {"protocol": "fake", "drain_mode": True}
         for method, on in (("PUT", True), ("DELETE", False)):
             world.link.asked.clear()
-            assert (await world.get("/drain/room", method)).status == 401
-            assert (await world.get("/drain/room", method, Authorization="Bearer x")).status == 401
+            assert (await world.get("/drain/fake", method)).status == 401
+            assert (await world.get("/drain/fake", method, Authorization="Bearer x")).status == 401
             assert world.link.asked == []
-            answer = await world.get("/drain/ro%6Fm", method, Authorization="Bearer t")
-            assert (answer.status, answer.json) == (200, {"protocol": "room", "drain_mode": True})
-            assert world.link.asked == [("drain", {"protocol": "room", "on": on})]
+            answer = await world.get("/drain/f%61ke", method, Authorization="Bearer t")
+            assert (answer.status, answer.json) == (200, {"protocol": "fake", "drain_mode": True})
+            assert world.link.asked == [("drain", {"protocol": "fake", "on": on})]
 
     serve(scene, token="t")
 
 
 def test_without_a_token_nothing_can_be_changed() -> None:
     async def scene(world: World) -> None:
-        for path, method in (("/connections/room-1-2", "DELETE"), ("/drain/room", "PUT"), ("/drain/room", "DELETE")):
+        for path, method in (("/connections/fake-1-2", "DELETE"), ("/drain/fake", "PUT"), ("/drain/fake", "DELETE")):
             answer = await world.get(path, method, Authorization="Bearer ")
             assert (answer.status, answer.json["error"].split(":")[0]) == (403, "read-only")
         assert world.link.asked == []

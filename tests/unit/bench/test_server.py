@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.bench import server
-from counterd.bench.asking import Place
+from counterd.bench.connection import Place
 from counterd.bench.server import Unknown, Watch, processes
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client import _turns, aio
+from counterd.client import _wait_queues, aio
 from counterd.client._connection import FORKED
 from counterd.client.counter import _commands
 from counterd.errors import ConnectionLost, NotAvailable, NotFound, ProtocolError, Timeout
@@ -291,7 +291,7 @@ def test_leaving_a_hold_while_cancelled_and_the_connection_is_lost() -> None:
 
 def test_leaving_a_hold_while_it_is_acquired_again(monkeypatch) -> None:
     """The grant comes after that, is given back, and wakes the next waiter of this client."""
-    monkeypatch.setattr(_turns, "ASK_FIRST_S", 1e6)
+    monkeypatch.setattr(_wait_queues, "ASK_FIRST_S", 1e6)
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         hold = client.hold("n", maximum=1, on_lost="reacquire")

@@ -424,7 +424,7 @@ def test_an_interrupted_acquire_gives_back_its_grant(serve) -> None:
         client.noop()  # after which the release has been answered
         assert client._link.calls.held == 1
         assert client._link.holds == set()
-        assert not client._turns._queues
+        assert not client._wait_queues._queues
     assert sorted(script.seen[2:]) == [(0x00, b""), (0x00, b""), (0x03, b"\0\0\0\2\0\1n")]
 
 

@@ -6,27 +6,27 @@ import asyncio
 import inspect
 from typing import Any
 
-from counterd.client._command import Awaiting, Blocking, Recording, Request, Shape, command
+from counterd.client._command import AsyncBase, CommandBase, PipelineBase, Request, SyncBase, command
 
 
-class Commands(Shape):
+class Commands(CommandBase):
     @command
     def double(self, number: int, *, plus: int = 0) -> Request[int]:
         """Twice the number."""
         return Request(b"%d" % number, lambda _: 2 * number + plus)
 
 
-class Client(Commands, Blocking):
+class Client(Commands, SyncBase):
     def _run_command(self, request: Request[Any]) -> Any:
         return request.read([])
 
 
-class AsyncClient(Commands, Awaiting):
+class AsyncClient(Commands, AsyncBase):
     async def _run_command(self, request: Request[Any]) -> Any:
         return request.read([])
 
 
-class Pipeline(Commands, Recording):
+class Pipeline(Commands, PipelineBase):
     def __init__(self) -> None:
         self.frames: list[bytes] = []
 

@@ -33,8 +33,8 @@ def test_each_step_is_done_with_its_arguments_and_gets_its_result(driven: Any) -
     done: list[tuple[Any, ...]] = []
 
     def steps() -> Generator[Any, Any, int]:
-        first = yield WAIT, "turn", 5
-        second = yield WAIT, "turn", first
+        first = yield WAIT, "waiter", 5
+        second = yield WAIT, "waiter", first
         return first + second  # type: ignore[no-any-return]
 
     def wait(*arguments: Any) -> int:
@@ -42,7 +42,7 @@ def test_each_step_is_done_with_its_arguments_and_gets_its_result(driven: Any) -
         return len(done)
 
     assert driven(steps(), wait) == 3
-    assert done == [("turn", 5), ("turn", 1)]
+    assert done == [("waiter", 5), ("waiter", 1)]
 
 
 @both

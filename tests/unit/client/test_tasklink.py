@@ -294,8 +294,8 @@ def test_the_end_of_a_connection_fails_its_calls(how: str) -> None:
     play(main)
 
 
-@pytest.mark.parametrize(("raw", "held", "unheard"), [(0, 0, False), (1, 0, True), (0, 1, False), (1, 1, True)])
-def test_which_permits_make_the_end_unheard(raw: int, held: int, unheard: bool) -> None:
+@pytest.mark.parametrize(("raw", "held", "unreported"), [(0, 0, False), (1, 0, True), (0, 1, False), (1, 1, True)])
+def test_which_permits_make_the_end_unheard(raw: int, held: int, unreported: bool) -> None:
     async def main(case: Case) -> None:
         for number, mine in enumerate([False] * raw + [True] * held, 1):
             call = asyncio.ensure_future(case.link.call(wire.acquire, b"n", 2, 9))
@@ -305,7 +305,7 @@ def test_which_permits_make_the_end_unheard(raw: int, held: int, unheard: bool) 
             if mine:
                 case.link.holds.add(Held("hold", b"n", 2))
         case.link.close("a test")
-        assert case.link.unheard is unheard
+        assert case.link.loss_unreported is unreported
 
     play(main)
 

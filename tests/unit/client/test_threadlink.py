@@ -457,8 +457,8 @@ def test_a_refused_hold_has_nothing(pair: Pair) -> None:
     assert pair.link.holds == set()
 
 
-@pytest.mark.parametrize(("raw", "released", "unheard"), [(0, 0, False), (1, 0, True), (1, 1, False), (2, 1, True)])
-def test_which_permits_make_the_end_unheard(pair: Pair, raw: int, released: int, unheard: bool) -> None:
+@pytest.mark.parametrize(("raw", "released", "unreported"), [(0, 0, False), (1, 0, True), (1, 1, False), (2, 1, True)])
+def test_which_permits_make_the_end_unheard(pair: Pair, raw: int, released: int, unreported: bool) -> None:
     """Holds report their own loss, and permits whose release is under way are not missed, answered or not."""
     pair.says(responded(2, 1, b"\0\0\0\2"))
     acquire(pair, (wire.acquire, b"a", 2, 9))
@@ -470,7 +470,7 @@ def test_which_permits_make_the_end_unheard(pair: Pair, raw: int, released: int,
         wait_until(lambda: pair.link._reading, "it is under way")
     pair.server.close()
     wait_until(lambda: not pair.link.is_alive(), "the end is seen")
-    assert pair.link.unheard is unheard
+    assert pair.link.loss_unreported is unreported
 
 
 def test_a_timeout_keeps_a_connection_that_holds_permits(pair: Pair) -> None:

@@ -11,7 +11,7 @@ import pytest
 from counterd.client._backoff import ASK_LONGEST_S
 from counterd.client._holding import RAISE, Wanted
 from counterd.client._steps import PAUSE, WAIT
-from counterd.client._turns import Turns
+from counterd.client._wait_queues import WaitQueues
 from counterd.client._waiting import Patience, holding, queued, waiting
 from counterd.errors import ConnectionLost, NotAvailable, OutOfMemory, Timeout, UnknownCommand
 
@@ -36,7 +36,7 @@ class Ways:
     def queue(self, seconds: float | None, sent: Any = None) -> Any:
         return (yield QUEUE, seconds, sent)
 
-    def give_up(self, queue: Any, turn: Any) -> Any:
+    def give_up(self, queue: Any, waiter: Any) -> Any:
         return (yield GIVE_UP, queue)
 
 
@@ -46,16 +46,16 @@ class Scene:
     def __init__(self) -> None:
         self.now = 100.0
         self.retry_at: float | None = 0.0
-        self.turns = Turns()
+        self.queues = WaitQueues()
 
     def steps(self, timeout: float | None = None) -> tuple[Steps[Any], threading.Event]:
-        turn, wanted = threading.Event(), Wanted(NAME, timeout, RAISE)
+        waiter, wanted = threading.Event(), Wanted(NAME, timeout, RAISE)
         patience = Patience(timeout, lambda: self.now)
-        return waiting(self.turns, turn, wanted, patience, Ways(), retry_at=lambda: self.retry_at), turn
+        return waiting(self.queues, waiter, wanted, patience, Ways(), retry_at=lambda: self.retry_at), waiter
 
     def hold(self, timeout: float | None = None) -> tuple[Steps[Any], threading.Event]:
-        turn, wanted, patience = threading.Event(), Wanted(NAME, timeout, RAISE), Patience(timeout, lambda: self.now)
-        return holding(self.turns, turn, wanted, patience, Ways(), retry_at=lambda: self.retry_at), turn
+        waiter, wanted, patience = threading.Event(), Wanted(NAME, timeout, RAISE), Patience(timeout, lambda: self.now)
+        return holding(self.queues, waiter, wanted, patience, Ways(), retry_at=lambda: self.retry_at), waiter
 
 
 def test_the_first_waiter_asks_at_once() -> None:
@@ -70,27 +70,27 @@ def test_the_first_waiter_asks_at_once() -> None:
 def test_later_waiters_wait_for_their_turn_except_with_timeout_0() -> None:
     scene = Scene()
     first, _ = scene.steps()
-    second, turn = scene.steps(timeout=5)
+    second, waiter = scene.steps(timeout=5)
     assert (next(first), next(second)) == ((ASK,), (WAIT, ANY, 5))
     assert next(scene.steps(timeout=0)[0]) == (ASK,)
     first.close()
-    assert turn.is_set(), "its turn has come"
+    assert waiter.is_set(), "its turn has come"
     assert second.send(True) == (ASK,)
     second.close()
     assert next(scene.steps()[0]) == (ASK,), "nobody is left in the queue"
 
 
 def test_the_pause_grows_with_each_refusal() -> None:
-    steps, turn = Scene().steps()
+    steps, waiter = Scene().steps()
     next(steps)
     pauses = []
     for _ in range(4):
         act, _, pause = steps.throw(REFUSED)
         assert act is WAIT
         pauses.append(pause)
-        turn.set()
+        waiter.set()
         assert steps.send(True) == (ASK,)
-        assert not turn.is_set(), "what comes from here on counts"
+        assert not waiter.is_set(), "what comes from here on counts"
     assert pauses[3] > pauses[0] > 0
 
 
@@ -176,7 +176,7 @@ def test_holds_wait_in_the_server_at_the_same_time() -> None:
     scene = Scene()
     holds = [scene.hold(timeout)[0] for timeout in (None, 5, None)]
     assert [next(steps) for steps in holds] == [(QUEUE, None, None), (QUEUE, 5, None), (QUEUE, None, None)]
-    assert not scene.turns.has(NAME), "there is no queue here"
+    assert not scene.queues.has(NAME), "there is no queue here"
     with pytest.raises(StopIteration) as done:
         holds[1].send("granted")
     assert done.value.value == "granted"
@@ -210,7 +210,7 @@ def test_a_hold_of_more_than_the_limit_of_the_server_does_not_wait(later: bool) 
     with pytest.raises(NotAvailable) as caught:
         steps.throw(error)
     assert caught.value is error
-    assert not scene.turns.has(NAME)
+    assert not scene.queues.has(NAME)
 
 
 def test_a_wait_in_the_server_times_out() -> None:
@@ -226,7 +226,7 @@ def test_a_wait_in_the_server_times_out() -> None:
 def test_a_server_without_a_queue_is_asked_by_one_hold_at_a_time() -> None:
     scene = Scene()
     first, _ = scene.hold()
-    second, turn = scene.hold(timeout=5)
+    second, waiter = scene.hold(timeout=5)
     next(first)
     next(second)
     act, _, leave = first.throw(UNKNOWN)
@@ -234,14 +234,14 @@ def test_a_server_without_a_queue_is_asked_by_one_hold_at_a_time() -> None:
     assert second.throw(UNKNOWN) == (WAIT, ANY, 5)
     assert first.throw(UNKNOWN) == (ASK,)
     assert first.throw(REFUSED)[0] is WAIT
-    assert not turn.is_set()
+    assert not waiter.is_set()
     assert first.send(False)[0] == QUEUE
     assert first.throw(UNKNOWN) == (ASK,)
     first.close()
-    assert turn.is_set()
+    assert waiter.is_set()
     assert second.send(True)[0] == QUEUE
     second.close()
-    assert not scene.turns.has(NAME)
+    assert not scene.queues.has(NAME)
 
 
 def test_later_holds_wait_behind_those_in_the_clients_queue() -> None:
@@ -258,7 +258,7 @@ def test_after_a_loss_each_hold_asks_when_the_one_before_it_has_asked() -> None:
     holds = [scene.hold() for _ in range(3)]
     for steps, _ in holds:
         next(steps)
-    (first, _), (second, turn), (third, last) = holds
+    (first, _), (second, waiter), (third, last) = holds
     act, _, sent = first.throw(LOST)
     assert act == QUEUE
     assert (second.throw(LOST), third.throw(LOST)) == ((WAIT, ANY, None), (WAIT, ANY, None))
@@ -266,14 +266,14 @@ def test_after_a_loss_each_hold_asks_when_the_one_before_it_has_asked() -> None:
     assert first.throw(LOST) == (WAIT, ANY, 7)
     act, _, sent = first.send(False)
     sent()
-    assert (turn.is_set(), last.is_set()) == (True, False)
+    assert (waiter.is_set(), last.is_set()) == (True, False)
     act, _, sent = second.send(True)
     assert act == QUEUE
     sent()
     assert last.is_set()
     assert third.send(True)[0] == QUEUE
     third.close()
-    assert not scene.turns.has(NAME), "all have left"
+    assert not scene.queues.has(NAME), "all have left"
     with pytest.raises(StopIteration):
         first.send("granted")
 
@@ -293,7 +293,7 @@ def test_a_refused_hold_waits_behind_the_others() -> None:
 
 def test_one_hold_at_a_time_asks_while_the_queue_of_the_server_is_full() -> None:
     scene = Scene()
-    (first, _), (second, turn) = scene.hold(), scene.hold()
+    (first, _), (second, waiter) = scene.hold(), scene.hold()
     next(first)
     next(second)
     assert first.throw(FULL) == (QUEUE, None, None), "it stays in its place"
@@ -304,12 +304,12 @@ def test_one_hold_at_a_time_asks_while_the_queue_of_the_server_is_full() -> None
     assert first.send(False) == (QUEUE, None, None)
     with pytest.raises(StopIteration):
         first.send("granted")
-    assert turn.is_set()
+    assert waiter.is_set()
     assert second.send(True) == (QUEUE, None, None)
     second.throw(FULL)
     with pytest.raises(OutOfMemory):
         second.throw(FULL)
-    assert not scene.turns.has(NAME)
+    assert not scene.queues.has(NAME)
 
 
 def test_a_draining_server_is_asked_again() -> None:
@@ -338,7 +338,7 @@ def test_a_closed_client_does_not_wait_for_another_connection(late: bool) -> Non
     scene.retry_at = None
     with pytest.raises(ConnectionLost):
         steps.throw(LOST)
-    assert not scene.turns.has(NAME)
+    assert not scene.queues.has(NAME)
 
 
 def test_a_call_that_waits_only_in_the_server_survives_a_loss() -> None:

@@ -18,7 +18,7 @@ from counterd.control.admin import Admin, close_listening, open_listening
 from counterd.control.config.keys import Endpoint
 from counterd.control.config.loading import ConfigError
 from counterd.control.process import child, supervisor
-from counterd.frames import Frames, Refused, frame
+from counterd.ipc import Frames, Refused, frame
 from counterd.net.sockets import UnixSocket
 from kit.machine import PATIENCE
 from unit.control.process.processes import Process, spawn_into

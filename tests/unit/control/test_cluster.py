@@ -20,7 +20,7 @@ from counterd.control.cluster import Cluster, daemon_of, lease_names, read_login
 from counterd.control.config.keys import Cluster as Settings
 from counterd.control.config.loading import ConfigError, load
 from counterd.control.link import Login
-from counterd.protocols.counter import ROOM as COUNTER
+from counterd.protocols.counter import PROTOCOL as COUNTER
 from kit.redises import END, INFO, RUN, SILENCE, Refusal, Server, fleet, until
 
 if TYPE_CHECKING:

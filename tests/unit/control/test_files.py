@@ -17,14 +17,14 @@ from counterd.control.config.keys import settings_for
 from counterd.control.config.loading import load
 from counterd.control.files import FileError, problems_of, read_file, read_files, unreadable
 from counterd.control.service import prepare
-from counterd.protocols.counter import ROOM as COUNTER
+from counterd.protocols.counter import PROTOCOL as COUNTER
 from counterd.settings import absolute_path, setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from counterd.contract import Room
+    from counterd.contract import ProtocolSpec
     from counterd.control.config.loading import Config
 
 
@@ -45,7 +45,7 @@ class Paths:
 
 
 READERS = {"gate.words": read_words, "gate.others": read_words}
-GATE: Room = replace(
+GATE: ProtocolSpec = replace(
     COUNTER,
     name="gate",
     settings=Paths,
@@ -57,7 +57,7 @@ GATE: Room = replace(
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """The configuration of a room, both of whose files are in tmp_path: words and others."""
+    """The configuration of a protocol, both of whose files are in tmp_path: words and others."""
     file = tmp_path / "F"
     file.write_text(f"gate.enable = true\ngate.words = {tmp_path}/words\ngate.others = {tmp_path}/others\n")
     return load(file, [], [GATE])

@@ -14,12 +14,12 @@ import structlog
 
 from counterd.control import connections
 from counterd.control import inspector as module
+from counterd.control.daemon_status import DaemonStatus
 from counterd.control.inspector import Inspector
-from counterd.control.view import View
-from counterd.frames import Refused
-from counterd.listing import CONNECTION, Column, Table
+from counterd.ipc import Refused
 from counterd.net.server import Histogram
 from counterd.settings import Setting, boolean, integer, octal_mode
+from counterd.tables import CONNECTION, Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -130,7 +130,7 @@ def service(
         evict=lambda number, now_ns: number == 5,
     )
     return SimpleNamespace(
-        room=SimpleNamespace(name=name, tables=lambda: tables, drain_mode=drain_mode),
+        protocol=SimpleNamespace(name=name, tables=lambda: tables, drain_mode=drain_mode),
         server=Server(connections),
         store=store,
         set_drain_mode=drain_mode,
@@ -145,10 +145,10 @@ def inspector(*services: Any) -> Inspector:
     values = {"a.number": 2, "a.switch": True, "a.mode": 0o644, "a.list": ("x", "y"), "a.token": "s3cret"}
     origins = dict.fromkeys(values, "default") | {"a.number": "f:1"}
     config: Any = SimpleNamespace(path="/c", values=values, origins=origins)
-    view = View(config, SETTINGS, lambda: 3, time.monotonic_ns() - 5_000_000_000, "ready", 4, 5)
+    status = DaemonStatus(config, SETTINGS, lambda: 3, time.monotonic_ns() - 5_000_000_000, "ready", 4, 5)
     lag: Any = SimpleNamespace(last=0.001, max=0.5, histogram=lambda: Histogram((1.0,), (1, 0), 0.1))
-    view.loop_lag = lag
-    return Inspector(view, services)
+    status.loop_lag = lag
+    return Inspector(status, services)
 
 
 def ask(asked: Inspector, what: str, **arguments: Any) -> Any:
@@ -177,7 +177,7 @@ def refused(asked: Inspector, what: str, **arguments: Any) -> tuple[int, str]:
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-def test_figures_of_the_daemon_and_of_each_room() -> None:
+def test_figures_of_the_daemon_and_of_each_protocol() -> None:
     asked = inspector(service("one"), service("two"))
     asked.restarts = 2
     figures = ask(asked, "figures")
@@ -413,7 +413,7 @@ def test_a_connection_and_its_columns() -> None:
 
 @pytest.fixture
 def crowded() -> Inspector:
-    """Two rooms: connections 0, 3, ... 27 in one; 5, 2000 and one without a number any more in the other."""
+    """Two protocols: connections 0, 3, ... 27 in one; 5, 2000 and one without a number any more in the other."""
     two = service("two", [Connection(2000, 1), Connection(5, 2)])
     one = service("one", [*(Connection(number, 9) for number in range(27, -1, -3)), Connection(-4, 4)])
     return inspector(two, one)
@@ -480,9 +480,9 @@ def test_drain_mode_is_switched() -> None:
     assert ask(asked, "drain", protocol="one", on=True) == {"protocol": "one", "drain_mode": True}
     assert ask(asked, "drain", protocol="one", on=False) == {"protocol": "one", "drain_mode": False}
     assert switched == [True, False]
-    for room in ("two", "three", ""):
-        text = f"no protocol {room!r} with a drain mode is enabled"
-        assert refused(asked, "drain", protocol=room, on=True) == (404, text)
+    for protocol in ("two", "three", ""):
+        text = f"no protocol {protocol!r} with a drain mode is enabled"
+        assert refused(asked, "drain", protocol=protocol, on=True) == (404, text)
     assert len(switched) == 2
 
 

@@ -95,11 +95,11 @@ class Kept:
         self.store = Store()
         self.reports: list[str] = []
         ability = SimpleNamespace(path="path", sync="sync", source=__name__)
-        room: Any = SimpleNamespace(name="beanstalk", journal=ability)
+        protocol: Any = SimpleNamespace(name="beanstalk", journal=ability)
         driver: Any = SimpleNamespace(wake=lambda: self.writer.turn(0))
         store: Any = self.store
         self.writer = JournalWriter(
-            room, {"path": str(path), "sync": sync}, store, driver, lambda _cause, text: self.reports.append(text)
+            protocol, {"path": str(path), "sync": sync}, store, driver, lambda _cause, text: self.reports.append(text)
         )
 
     async def written(self, pieces: int) -> None:

@@ -17,7 +17,7 @@ from counterd.control.config.keys import Listener, ports_of
 from counterd.control.config.loading import ConfigError, load
 from counterd.control.listeners import PortListeners
 from counterd.control.process.systemd import Passed
-from counterd.protocols.smockron import ROOM
+from counterd.protocols.smockron import PROTOCOL
 from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def stack() -> Iterator[contextlib.ExitStack]:
 def listeners_of(
     directory: Path, stack: contextlib.ExitStack, passed: Sequence[Passed] = (), **settings: str
 ) -> tuple[PortListeners, PortListeners]:
-    """The listeners of both ports, not opened yet. settings: without the name of the room."""
+    """The listeners of both ports, not opened yet. settings: without the name of the protocol."""
     file = directory / "F"
     file.write_text("".join(f"{key} = {value}\n" for key, value in SETTINGS.items()))
-    config = load(file, [f"smockron.{key}={value}" for key, value in settings.items()], [ROOM], passed)
-    accounting, control = (PortListeners(port, config) for port in ports_of(ROOM))
+    config = load(file, [f"smockron.{key}={value}" for key, value in settings.items()], [PROTOCOL], passed)
+    accounting, control = (PortListeners(port, config) for port in ports_of(PROTOCOL))
     stack.callback(control.stop)
     stack.callback(accounting.stop)
     return accounting, control

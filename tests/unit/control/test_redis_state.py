@@ -15,7 +15,7 @@ from counterd.control import link
 from counterd.control import redis_state as module
 from counterd.control.config.loading import ConfigError
 from counterd.control.redis_state import RedisState
-from counterd.protocols.smockron import ROOM, shared
+from counterd.protocols.smockron import PROTOCOL, shared
 from kit.redises import END, SILENCE, Redis, Refusal, serving
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Scene:
     def state(self, redis: Redis) -> RedisState:
         config = SimpleNamespace(values={"smockron.state": self.url.format(redis.place.port)}, place=str)
         driver = SimpleNamespace(wake=self.wake)
-        return RedisState(ROOM, config, self.store, driver, self.report)  # type: ignore[arg-type]
+        return RedisState(PROTOCOL, config, self.store, driver, self.report)  # type: ignore[arg-type]
 
     def wake(self) -> None:
         self.woken += 1

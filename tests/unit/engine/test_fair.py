@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from counterd.protocols.counter import ROOM
+from counterd.protocols.counter import PROTOCOL
 from counterd.protocols.counter.wire import Permit, Rate, Status
 from kit.takes import Desk
 
@@ -77,7 +77,7 @@ def test_very_many_keys_are_kept_apart() -> None:
     assert holder.acquire(b"a") == Status.NO_ERROR
     for number in range(KEYS):
         one.take(permit(b"a"), wait_ms=FOREVER_MS, key=b"%d" % number)
-    (table,) = (table for table in ROOM.tables() if table.name == "waiters")
+    (table,) = (table for table in PROTOCOL.tables() if table.name == "waiters")
     walk = table.open(desk.store, {"limit": str(KEYS)})
     while not walk.step():
         pass

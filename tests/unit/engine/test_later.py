@@ -73,7 +73,7 @@ def test_unknown_tickets_are_ignored(asker: Asker, ticket: int) -> None:
     assert asker.told == []
 
 
-def test_the_number_of_questions_is_bounded_and_owed_ones_have_their_own_room(asker: Asker) -> None:
+def test_the_number_of_questions_is_bounded_and_owed_ones_have_their_own_protocol(asker: Asker) -> None:
     tickets = [asker.later.ask(number, 10) for number in range(CAPACITY)]
     assert all(tickets)
     assert asker.later.is_full()

@@ -11,11 +11,11 @@ from urllib.parse import quote_from_bytes
 import pytest
 
 from counterd.engine.walk import RankedWalk, percent_encoded
-from counterd.protocols.counter import ROOM, wire
+from counterd.protocols.counter import PROTOCOL, wire
 from kit.counters import make_store
 
 NAMES_MAX = 4 << 20
-(COUNTERS,) = (table for table in ROOM.tables() if table.name == "counters")
+(COUNTERS,) = (table for table in PROTOCOL.tables() if table.name == "counters")
 
 
 def filled(amounts: dict[bytes, int], **options: Any) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ from counterd.contract import Extensions
 from counterd.control.config.loading import Config, ConfigError, load
 from counterd.extensions import host as extensions
 from counterd.extensions.host import PluginHost, described, find, find_extensions
-from counterd.protocols.counter import ROOM as COUNTER
+from counterd.protocols.counter import PROTOCOL as COUNTER
 from counterd.settings import absolute_path, extension_name, integer, setting
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from counterd import contract
-    from counterd.contract import Room
+    from counterd.contract import ProtocolSpec
 
 LIMIT = 100.0  # seconds; no test waits so long
 
@@ -65,7 +65,7 @@ class Keys:
 
 
 class Gate:
-    """A store that an extension serves; extend() is given to the room."""
+    """A store that an extension serves; extend() is given to the protocol."""
 
     def __init__(self) -> None:
         self.plugin: contract.Plugin | None = None
@@ -87,7 +87,7 @@ def gate() -> Gate:
 
 
 @pytest.fixture
-def room(gate: Gate) -> Room:
+def spec(gate: Gate) -> ProtocolSpec:
     return replace(
         COUNTER,
         name="gate",
@@ -109,14 +109,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def configured(room: Room, folder: Path) -> Callable[..., Config]:
+def configured(spec: ProtocolSpec, folder: Path) -> Callable[..., Config]:
     """A configuration with these settings of the gate, each on the line after `enable`."""
 
     def configured(**settings: object) -> Config:
         file = folder / "F"
         lines = ["gate.enable = true", *(f"gate.{name} = {value}" for name, value in settings.items())]
         file.write_text("\n".join(lines))
-        return load(file, [], [room])
+        return load(file, [], [spec])
 
     return configured
 
@@ -127,11 +127,11 @@ def ready(config: Config) -> Any:
 
 
 @contextlib.contextmanager
-def opened(room: Room, gate: Gate, config: Config) -> Iterator[tuple[PluginHost, list[str]]]:
+def opened(spec: ProtocolSpec, gate: Gate, config: Config) -> Iterator[tuple[PluginHost, list[str]]]:
     """A host whose extensions are made, and its reports."""
     lines: list[str] = []
     store: Any = gate
-    host = PluginHost(room, config, store, lambda: None, lambda _cause, text, *_, **_fields: lines.append(text))
+    host = PluginHost(spec, config, store, lambda: None, lambda _cause, text, *_, **_fields: lines.append(text))
     try:
         yield host, lines
     finally:
@@ -185,13 +185,13 @@ def test_a_name_is_an_entry_point(folder: Path) -> None:
     ],
 )
 def test_a_name_that_cannot_be_resolved_is_an_error(
-    configured: Callable[..., Config], room: Room, folder: Path, name: str, why: str
+    configured: Callable[..., Config], spec: ProtocolSpec, folder: Path, name: str, why: str
 ) -> None:
     (folder / "needy.py").write_text("import nowhere\n")
     (folder / "wrong.py").write_text("import\n")
     (folder / "raising.py").write_text("\n1 / 0\n")
     (folder / "leaving.py").write_text("raise SystemExit(3)\n")
-    found, (problem,) = find_extensions(room, configured(keeper=name))
+    found, (problem,) = find_extensions(spec, configured(keeper=name))
     assert found == {}
     assert problem.startswith(f"{folder}/F:2: gate.keeper: {name}: {why}")
 
@@ -203,14 +203,14 @@ def test_an_exception_without_a_traceback_is_described_without_a_place() -> None
 # ---- making ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_extension_is_made_with_a_context(configured: Callable[..., Config], room: Room, gate: Gate) -> None:
-    with opened(room, gate, configured(keeper="keepers:Keeper")):
+def test_an_extension_is_given_a_context(configured: Callable[..., Config], spec: ProtocolSpec, gate: Gate) -> None:
+    with opened(spec, gate, configured(keeper="keepers:Keeper")):
         assert gate.plugin is not None
         context = gate.plugin.extension.context
         assert (context.default, context.timeout) == ("default", LIMIT)
 
 
-def test_without_a_name_no_extension_is_made(configured: Callable[..., Config], room: Room, gate: Gate) -> None:
+def test_without_a_name_no_extension_is_made(configured: Callable[..., Config], spec: ProtocolSpec, gate: Gate) -> None:
     threads = threading.active_count()
 
     async def run(host: PluginHost) -> None:
@@ -218,15 +218,15 @@ def test_without_a_name_no_extension_is_made(configured: Callable[..., Config], 
         host.apply(ready(configured()))
         assert threading.active_count() == threads
 
-    with opened(room, gate, configured()) as (host, _):
+    with opened(spec, gate, configured()) as (host, _):
         assert not hasattr(gate, "face")
         asyncio.run(run(host))
 
 
-def test_a_protocol_may_ask_for_an_extension_without_a_name(
-    configured: Callable[..., Config], room: Room, gate: Gate
+def test_it_may_ask_for_an_extension_without_a_name(
+    configured: Callable[..., Config], spec: ProtocolSpec, gate: Gate
 ) -> None:
-    with opened(room, gate, configured(keeper="keepers:Keeper")):
+    with opened(spec, gate, configured(keeper="keepers:Keeper")):
         assert gate.face.make("gate.other", None, 1.0) is None
 
 
@@ -240,10 +240,10 @@ def test_a_protocol_may_ask_for_an_extension_without_a_name(
     ],
 )
 def test_an_extension_that_cannot_be_made_is_a_mistake_in_the_configuration(
-    configured: Callable[..., Config], room: Room, gate: Gate, name: str, why: str
+    configured: Callable[..., Config], spec: ProtocolSpec, gate: Gate, name: str, why: str
 ) -> None:
     config = configured(keeper=name)
-    with pytest.raises(ConfigError) as caught, opened(room, gate, config):
+    with pytest.raises(ConfigError) as caught, opened(spec, gate, config):
         pass
     assert caught.value.problems == (f"{config.path}:2: gate.keeper: {name}: {why}",)
 
@@ -252,7 +252,7 @@ def test_an_extension_that_cannot_be_made_is_a_mistake_in_the_configuration(
 
 
 @pytest.fixture
-def run(configured: Callable[..., Config], room: Room, gate: Gate) -> Callable[..., list[str]]:
+def run(configured: Callable[..., Config], spec: ProtocolSpec, gate: Gate) -> Callable[..., list[str]]:
     """Runs a test's coroutine while the keeper works; returns what was reported."""
 
     def run(main: Callable[[PluginHost], Coroutine[Any, Any, None]], **settings: object) -> list[str]:
@@ -261,7 +261,7 @@ def run(configured: Callable[..., Config], room: Room, gate: Gate) -> Callable[.
             await main(host)
             host.stop()
 
-        with opened(room, gate, configured(keeper="keepers:Keeper", **settings)) as (host, lines):
+        with opened(spec, gate, configured(keeper="keepers:Keeper", **settings)) as (host, lines):
             asyncio.run(begin(host))
         return lines
 
@@ -313,12 +313,10 @@ def test_the_engine_is_reached_from_a_call(run: Callable[..., list[str]], gate: 
         gate.face.on_loop(lambda _: None, LIMIT)
 
 
-def test_files_are_read_for_the_protocol(
-    configured: Callable[..., Config], room: Room, gate: Gate, folder: Path
-) -> None:
-    with opened(room, gate, configured(keeper="keepers:Keeper")):
+def test_files_are_read(configured: Callable[..., Config], spec: ProtocolSpec, gate: Gate, folder: Path) -> None:
+    with opened(spec, gate, configured(keeper="keepers:Keeper")):
         assert gate.face.read("gate.file") == b""
-    with opened(room, gate, configured(keeper="keepers:Keeper", file=folder / "file")):
+    with opened(spec, gate, configured(keeper="keepers:Keeper", file=folder / "file")):
         with pytest.raises(ValueError, match="cannot be read: No such file"):
             gate.face.read("gate.file")
         (folder / "file").write_bytes(b"there")

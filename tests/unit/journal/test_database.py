@@ -18,10 +18,10 @@ from counterd.journal.database import (
     find_ledger,
     lock,
     open_database,
-    room_of,
+    protocol_of,
     transaction,
 )  # fmt: skip
-from counterd.protocols.beanstalk import ROOM
+from counterd.protocols.beanstalk import PROTOCOL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,48 +33,48 @@ def path(tmp_path: Path) -> str:
 
 
 def opened(path: str) -> contextlib.closing[sqlite3.Connection]:
-    return contextlib.closing(open_database(path, ROOM.name, is_synced=True))
+    return contextlib.closing(open_database(path, PROTOCOL.name, is_synced=True))
 
 
 def test_a_new_journal_can_be_opened_again(path: str) -> None:
     for _ in range(2):
         with opened(path) as database:
-            assert room_of(database, path) == ROOM.name
+            assert protocol_of(database, path) == PROTOCOL.name
             assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
             assert database.execute("PRAGMA synchronous").fetchone() == (2,)
-            assert find_ledger(ROOM.name).count(database) == 0
+            assert find_ledger(PROTOCOL.name).count(database) == 0
 
 
 def test_a_journal_without_sync(path: str) -> None:
-    with contextlib.closing(open_database(path, ROOM.name, is_synced=False)) as database:
+    with contextlib.closing(open_database(path, PROTOCOL.name, is_synced=False)) as database:
         assert database.execute("PRAGMA synchronous").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("room", ["counter", "nothing"])
-def test_a_protocol_without_a_journal_is_refused(path: str, room: str) -> None:
-    with pytest.raises(JournalError, match=f"no installed protocol with the name {room} has a journal"):
-        open_database(path, room, is_synced=True)
+@pytest.mark.parametrize("protocol", ["counter", "nothing"])
+def test_a_protocol_without_a_journal_is_refused(path: str, protocol: str) -> None:
+    with pytest.raises(JournalError, match=f"no installed protocol with the name {protocol} has a journal"):
+        open_database(path, protocol, is_synced=True)
 
 
 def test_the_journal_of_another_protocol_is_refused(path: str) -> None:
     with opened(path) as database:
         database.execute("UPDATE journal SET room = 'smockron'")
     with pytest.raises(JournalError, match="is the journal of smockron, not of beanstalk"):
-        open_database(path, ROOM.name, is_synced=True)
+        open_database(path, PROTOCOL.name, is_synced=True)
 
 
 def test_another_layout_is_refused(path: str) -> None:
     with opened(path) as database:
         database.execute("PRAGMA user_version = 7")
         with pytest.raises(JournalError, match="has layout 7, but this version of counterd reads and writes layout 2"):
-            check_layout(database, path, find_ledger(ROOM.name))
+            check_layout(database, path, find_ledger(PROTOCOL.name))
 
 
 def test_a_journal_without_its_protocols_name_is_refused(path: str) -> None:
     with opened(path) as database:
         database.execute("DELETE FROM journal")
     with pytest.raises(JournalError, match="does not say which protocol the journal belongs to"):
-        open_database(path, ROOM.name, is_synced=True)
+        open_database(path, PROTOCOL.name, is_synced=True)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_changed_tables_are_refused(path: str, statements: str, named: str) -> N
     with opened(path) as database:
         database.executescript(statements)
     with pytest.raises(JournalError, match=f"^{path}: differs from what .* creates: {named} missing or different$"):
-        open_database(path, ROOM.name, is_synced=True)
+        open_database(path, PROTOCOL.name, is_synced=True)
 
 
 def test_triggers_are_refused(path: str) -> None:
@@ -100,14 +100,14 @@ def test_triggers_are_refused(path: str) -> None:
     with opened(path) as database:  # which do no harm
         database.execute("CREATE TRIGGER t AFTER INSERT ON jobs BEGIN DELETE FROM jobs; END")
     with pytest.raises(JournalError, match="has triggers that counterd did not create: t"):
-        open_database(path, ROOM.name, is_synced=True)
+        open_database(path, PROTOCOL.name, is_synced=True)
 
 
 def test_a_foreign_database_is_refused_and_left_unchanged(path: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE other (a)")
         with pytest.raises(JournalError, match="is a database, but not a journal of counterd"):
-            open_database(path, ROOM.name, is_synced=True)
+            open_database(path, PROTOCOL.name, is_synced=True)
         assert other.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 

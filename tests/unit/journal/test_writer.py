@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.frames import PIECE_MAX, frame
+from counterd.ipc import PIECE_MAX, frame
 from counterd.journal import __main__ as process
 from counterd.journal import writer as module
 from counterd.journal.watch import Seen
@@ -29,7 +29,7 @@ class Disk:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.room = 1 << 30
+        self.spec = 1 << 30
         self.size = 64 << 10
         self.held = 0
         self.checkpoint_pages = 16
@@ -42,11 +42,11 @@ class Disk:
         return sum(path.stat().st_size for path in self.path.parent.glob(f"{self.path.name}*"))
 
     def free(self) -> int:
-        return max(0, self.room - self.used() - self.held)
+        return max(0, self.spec - self.used() - self.held)
 
     def take(self) -> None:
         self.calls.append("take")
-        self.held = min(self.size, max(0, self.room - self.used()))
+        self.held = min(self.size, max(0, self.spec - self.used()))
 
     def give_up(self) -> None:
         self.calls.append("give up")
@@ -236,7 +236,7 @@ def test_received_pieces_are_written(
     """Also a refused one, because its new jobs are not undone any more. reads: the daemon has read all answers."""
     writer = Told(has=has_room)
     monkeypatch.setattr(process, "Writer", lambda *_told, **_more: writer)
-    told = {"room": "beanstalk", "path": "jobs", "is_synced": True, "is_new": False, "is_full": True, "seen": None}
+    told = {"protocol": "beanstalk", "path": "jobs", "is_synced": True, "is_new": False, "is_full": True, "seen": None}
     daemon, child = socket.socketpair()
     with child:
         link = process.Link(child)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from counterd.net.admission import Limits
 from counterd.net.poller import Poller
 from counterd.net.server import Server
-from counterd.net.table import Entrance
+from counterd.net.table import TableAcceptor
 from counterd.protocols.counter import wire
 from kit.counters import OK, TURNS_MAX, Client, make_store
 
@@ -139,9 +139,9 @@ class Net:
         self.peers.append(Peer(self, patience, kind))
         return self.peers[-1]
 
-    def entrance(self, patience: str = "user_timeout", *, secure: bool = False) -> Entrance:
-        """Makes an Entrance, as each listening socket has one."""
-        return Entrance(self.server._table, self.server._common, self.poller, secure, patience)
+    def protocol_port(self, patience: str = "user_timeout", *, secure: bool = False) -> TableAcceptor:
+        """Makes an TableAcceptor, as each listening socket has one."""
+        return TableAcceptor(self.server._table, self.server._common, self.poller, secure, patience)
 
     def limit(self, **limits: Any) -> None:
         """Changes some of the limits."""
@@ -198,7 +198,7 @@ class Peer:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         own_end.setblocking(False)
         before = set(net.server.connections.values())
-        net.entrance(patience).accepted(own_end.detach(), None, 0)
+        net.protocol_port(patience).accepted(own_end.detach(), None, 0)
         came = set(net.server.connections.values()) - before
         self.connection: Any = came.pop() if came else None
 

@@ -113,7 +113,7 @@ def test_a_connection_whose_peer_is_gone_is_closed(net: Net) -> None:
 
 @pytest.fixture
 def channels(make_net: Callable[..., Net]) -> Net:
-    """A server of a room in which connections send things to each other; nobody may leave more than 64 KiB waiting."""
+    """A server of a protocol in which connections send things to each other; nobody may leave more than 64 KiB."""
     return make_net(
         open_store(
             value_size=4,

@@ -64,14 +64,14 @@ def test_a_connection_stays_although_its_number_was_given_to_another(make_net: C
 
 def counted(make_net: Callable[..., Net]) -> tuple[Net, CounterStore]:
     store = make_store()
-    store.limit_stays(60)
+    store.limit_resumptions(60)
     return make_net(store), store
 
 
 def token(peer: Peer) -> bytes:
     """Lets a connection hold something, and have a token."""
     peer.send(wire.acquire(1, b"p", 1, 1) + wire.resume(2, 1000))
-    return wire.decode_stay(wire.ResponseParser().feed(peer.recv())[1].body).token
+    return wire.decode_resumption(wire.ResponseParser().feed(peer.recv())[1].body).token
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -114,7 +114,7 @@ def test_the_descriptor_of_a_refused_connection_is_closed_at_once(make_net: Call
     ours, theirs = socket.socketpair()
     with ours:
         number = theirs.detach()
-        net.entrance().accepted(number, None, 0)
+        net.protocol_port().accepted(number, None, 0)
         assert ours.recv(1) == b""
         with pytest.raises(OSError, match="descriptor"):
             os.fstat(number)
@@ -129,7 +129,7 @@ def test_an_exception_during_admission_closes_that_connection(make_net: Callable
     ours, theirs = socket.socketpair()
     with ours:
         with pytest.raises(ValueError, match="a mistake of ours"):
-            net.entrance().accepted(theirs.detach(), None, 0)
+            net.protocol_port().accepted(theirs.detach(), None, 0)
         net.loop.run()
         assert ours.recv(1) == b""
     assert len(net.server._table) == 0
@@ -141,7 +141,7 @@ def test_an_invalid_tls_context_closes_that_connection(make_net: Callable[..., N
     ours, theirs = socket.socketpair()
     with ours:
         with pytest.raises(AttributeError):
-            net.entrance(secure=True).accepted(theirs.detach(), None, 0)
+            net.protocol_port(secure=True).accepted(theirs.detach(), None, 0)
         assert ours.recv(1) == b""
     assert len(net.server._table) == 0
 
@@ -167,6 +167,6 @@ def test_connections_are_grouped_by_address_network_or_user(
     ours, theirs = socket.socketpair()
     with ours:
         packed = ipaddress.ip_address(address).packed if address else None
-        net.entrance().accepted(theirs.detach(), packed, 0)
+        net.protocol_port().accepted(theirs.detach(), packed, 0)
         (connection,) = net.server.connections.values()
         assert connection.whom() == whom

@@ -278,7 +278,7 @@ def test_a_unix_socket_has_no_tls(site: Site, tmp_path: Path) -> None:
 
 
 def publish(payload: bytes) -> bytes:
-    """Publishes to the channel to which every connection of the throttr room is subscribed."""
+    """Publishes to the channel to which every connection of the throttr protocol is subscribed."""
     return b"\x13\x01" + len(payload).to_bytes(4, "little") + b"*" + payload
 
 

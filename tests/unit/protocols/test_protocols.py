@@ -9,43 +9,43 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.protocols import find_rooms
+from counterd.protocols import find_protocols
 from counterd.settings import settings_of
 
 if TYPE_CHECKING:
-    from counterd.contract import Room
+    from counterd.contract import ProtocolSpec
 
-ROOMS = find_rooms()
-
-
-def store_of(room: Room) -> Any:
-    return room.make_store(room.settings(), dict, 0)
+PROTOCOLS = find_protocols()
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_figures_are_in_the_snapshot_and_have_names_of_metrics(room: Room) -> None:
-    snapshot = store_of(room).snapshot()
-    assert room.figures
-    assert len({(figure.name, *figure.labels.items()) for figure in room.figures}) == len(room.figures)
-    for figure in room.figures:
+def store_of(spec: ProtocolSpec) -> Any:
+    return spec.make_store(spec.settings(), dict, 0)
+
+
+@pytest.mark.parametrize("spec", PROTOCOLS, ids=lambda spec: spec.name)
+def test_figures_are_in_the_snapshot_and_have_names_of_metrics(spec: ProtocolSpec) -> None:
+    snapshot = store_of(spec).snapshot()
+    assert spec.figures
+    assert len({(figure.name, *figure.labels.items()) for figure in spec.figures}) == len(spec.figures)
+    for figure in spec.figures:
         assert {figure.key, figure.over or figure.key} <= snapshot.keys()
         assert isinstance(figure.value(snapshot), (int, float))
         assert re.fullmatch(r"[a-z_]+", figure.name)
         assert figure.name.endswith("_total") == (figure.kind == "counter")
         assert figure.help.endswith(".")
-        alike = [other for other in room.figures if other.name == figure.name]
+        alike = [other for other in spec.figures if other.name == figure.name]
         assert {(other.kind, other.help, *other.labels) for other in alike} == {
             (figure.kind, figure.help, *figure.labels)
         }
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_tables_open_with_every_sort_and_refuse_unknown_parameters(room: Room) -> None:
-    store = store_of(room)
+@pytest.mark.parametrize("spec", PROTOCOLS, ids=lambda spec: spec.name)
+def test_tables_open_with_every_sort_and_refuse_unknown_parameters(spec: ProtocolSpec) -> None:
+    store = store_of(spec)
     required = {name: {"connection": "1"} for name in ("holdings", "waits", "subscriptions", "reserved")}
     required |= {name: {"name": "a"} for name in ("holders", "queue", "limit")}
-    assert room.tables()
-    for table in room.tables():
+    assert spec.tables()
+    for table in spec.tables():
         assert re.fullmatch(r"[a-z]+", table.name)
         given = required.get(table.name, {})
         for parameters in ({}, *({"sort": sort} for sort in table.sorts)):
@@ -61,29 +61,29 @@ def test_tables_open_with_every_sort_and_refuse_unknown_parameters(room: Room) -
                 table.open(store, {})
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_files_and_extensions_are_named_by_settings_of_the_room(room: Room) -> None:
-    settings = {setting.key: setting for setting in settings_of(room.settings, f"{room.name}.")}
-    files = room.files.readers if room.files else {}
-    methods = room.extensions.methods if room.extensions else {}
+@pytest.mark.parametrize("spec", PROTOCOLS, ids=lambda spec: spec.name)
+def test_files_and_extensions_are_named_by_settings_of_the_protocol(spec: ProtocolSpec) -> None:
+    settings = {setting.key: setting for setting in settings_of(spec.settings, f"{spec.name}.")}
+    files = spec.files.readers if spec.files else {}
+    methods = spec.extensions.methods if spec.extensions else {}
     for key in (*files, *methods):
         assert settings[key].default == ""
     assert all(settings[key].reload for key in files)
     assert not any(settings[key].reload for key in methods)
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_a_protocol_with_windows_has_a_store_that_begins_them(room: Room) -> None:
-    assert hasattr(store_of(room), "begin_window") == (room.windows is not None)
-    if room.windows is not None:
-        assert room.windows.key in {setting.key for setting in settings_of(room.settings, f"{room.name}.")}
+@pytest.mark.parametrize("spec", PROTOCOLS, ids=lambda spec: spec.name)
+def test_a_protocol_with_windows_has_a_store_that_begins_them(spec: ProtocolSpec) -> None:
+    assert hasattr(store_of(spec), "begin_window") == (spec.windows is not None)
+    if spec.windows is not None:
+        assert spec.windows.key in {setting.key for setting in settings_of(spec.settings, f"{spec.name}.")}
 
 
 def test_tables_have_names_of_their_own() -> None:
-    found = [table.name for room in ROOMS for table in room.tables()]
+    found = [table.name for spec in PROTOCOLS for table in spec.tables()]
     assert len(found) == len({*found}) > 0
 
 
 def test_registering_a_protocol_imports_no_compiled_module() -> None:
-    code = "import sys, counterd.protocols as p; p.find_rooms(); sys.exit('counterd._core' in sys.modules)"
+    code = "import sys, counterd.protocols as p; p.find_protocols(); sys.exit('counterd._core' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

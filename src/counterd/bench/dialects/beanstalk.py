@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from counterd.bench.asking import LoadError, asked, resolve
+from counterd.bench.connection import LoadError, asked, resolve
 from counterd.bench.dialect import NOOP, NUMBERED_SIZE, SIZED, VALUE, Checks, Dialect, Op
 from counterd.errors import CounterdError
 from counterd.protocols.beanstalk import wire

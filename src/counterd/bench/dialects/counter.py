@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from counterd.bench.asking import LoadError, bounded, context_of
+from counterd.bench.connection import LoadError, bounded, context_of
 from counterd.bench.dialect import COUNTING, NAMED, TAKING, Checks, Dialect, Op
 from counterd.client import Client
 from counterd.errors import CounterdError

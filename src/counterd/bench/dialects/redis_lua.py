@@ -20,12 +20,12 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from counterd.bench.asking import LoadError
+from counterd.bench.connection import LoadError
 from counterd.bench.dialect import ACQUIRE, GRANTED, NAMED, NOOP, RELEASE, Dialect, Op
 from counterd.bench.dialects.redis import resp
 
 if TYPE_CHECKING:
-    from counterd.bench.asking import Place
+    from counterd.bench.connection import Place
     from counterd.bench.dialect import Mistakes
     from counterd.bench.options import Options
     from counterd.bench.takes import Take

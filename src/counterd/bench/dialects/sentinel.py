@@ -16,7 +16,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from counterd.bench.asking import asked, bounded, resolve
+from counterd.bench.connection import asked, bounded, resolve
 from counterd.bench.dialect import ACQUIRE, GRANTED, NOOP, RELEASE, Checks, Dialect, Mistakes, Op, Rules
 from counterd.errors import ProtocolError
 from counterd.protocols.sentinel import wire

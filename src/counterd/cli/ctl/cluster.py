@@ -120,12 +120,12 @@ def settings_of(config: Path | None, servers: str | None) -> Settings:
     """Returns the settings of the cluster. Raises UsageError."""
     from counterd.control.config import loading
     from counterd.control.config.keys import Cluster, read_servers
-    from counterd.protocols import find_rooms
+    from counterd.protocols import find_protocols
 
     try:
         if servers:
             return Cluster(url=read_servers(servers))
-        found = loading.load(loading.find_file(config), (), find_rooms())
+        found = loading.load(loading.find_file(config), (), find_protocols())
     except ValueError as error:
         raise click.UsageError(f"--servers: {error}") from None
     except loading.ConfigError as error:

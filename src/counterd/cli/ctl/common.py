@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from counterd.cli.reading import TLS_OPTIONS, F, ParamType, Reads, at_least, with_options
+from counterd.cli.options import TLS_OPTIONS, F, ParamType, Reads, at_least, with_options
 from counterd.errors import CounterdError, InvalidArguments, ProtocolError, ServerError
 from counterd.units import printable, seconds
 

@@ -28,7 +28,7 @@ from counterd.cli.ctl.common import (
     terminations_interrupt,
 )
 from counterd.cli.ctl.output import span
-from counterd.cli.reading import with_options
+from counterd.cli.options import with_options
 from counterd.errors import CounterdError, NotAvailable
 
 if TYPE_CHECKING:

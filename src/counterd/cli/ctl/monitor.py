@@ -35,7 +35,7 @@ from counterd.cli.ctl.admin import (
 )
 from counterd.cli.ctl.common import EXIT_SIGNAL, explain
 from counterd.cli.ctl.screen import Listing, Sample, Shown, Told, draw, remember, summary
-from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, HOLDINGS, QUEUE, WAITS, Keys, View
+from counterd.cli.ctl.top_state import CONNECTIONS, COUNTERS, HOLDERS, HOLDINGS, QUEUE, WAITS, Keys, TopState
 from counterd.errors import CounterdError
 
 if TYPE_CHECKING:
@@ -56,13 +56,15 @@ CTRL_L = "\x0c"
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
-class Asker(threading.Thread):
+class PollingThread(threading.Thread):
     """A thread that repeatedly asks the server something, so that a slow server does not delay the loop."""
 
-    def __init__(self, view: View, ask: Callable[[], Any], tell: Callable[[Any], None], share: float = 1.0) -> None:
+    def __init__(
+        self, state: TopState, ask: Callable[[], Any], tell: Callable[[Any], None], share: float = 1.0
+    ) -> None:
         """share: the largest share of the time in which a request may be in progress."""
         super().__init__(daemon=True)
-        self._view = view
+        self._state = state
         self._ask = ask
         self._tell = tell
         self._share = share
@@ -93,24 +95,24 @@ class Asker(threading.Thread):
 
     def _rest(self, began: float, took: float, *, failed: bool) -> None:
         while True:
-            pause = min(self._view.interval, RETRY_S) if failed else self._view.interval
+            pause = min(self._state.interval, RETRY_S) if failed else self._state.interval
             left = began + max(pause, 0 if self._hurries else took / self._share) - time.monotonic()
-            if self._jumps or (left <= 0 and not self._view.paused):
+            if self._jumps or (left <= 0 and not self._state.paused):
                 self._jumps = False
                 return
-            self._looks.wait(None if self._view.paused else left)
+            self._looks.wait(None if self._state.paused else left)
             self._looks.clear()
 
 
 class Monitor:
     """The loop of `counterctl top`, and the threads for whose replies it waits."""
 
-    def __init__(self, target: Target, client: Client, endpoint: Endpoint | str, view: View) -> None:
+    def __init__(self, target: Target, client: Client, endpoint: Endpoint | str, state: TopState) -> None:
         """endpoint: the admin endpoint, or the reason why its address is not known."""
         self._target = target
         self._endpoint = endpoint
-        self._view = view
-        self._shown = Shown(str(target.address), view)
+        self._state = state
+        self._shown = Shown(str(target.address), state)
         self._client = client
         self._lister: Client | None = None
         self._problems: dict[str, str] = {}
@@ -122,10 +124,10 @@ class Monitor:
         self._spoilt = False  # whether the terminal may not show any more what was drawn
         self._drawn: list[list[Segment]] = []  # the lines that the terminal shows
         self._keys = Keys()
-        self._askers = [
-            Asker(view, self._ask_stats, lambda result: self._tell("stats", result)),
-            Asker(view, self._ask_dump, lambda result: self._tell("dump", result), LIST_SHARE),
-            Asker(view, self._ask_page, lambda result: self._tell("page", result)),
+        self._threads = [
+            PollingThread(state, self._ask_stats, lambda result: self._tell("stats", result)),
+            PollingThread(state, self._ask_dump, lambda result: self._tell("dump", result), LIST_SHARE),
+            PollingThread(state, self._ask_page, lambda result: self._tell("page", result)),
         ]
 
     def run(self) -> None:
@@ -135,9 +137,9 @@ class Monitor:
             signal.signal(number, end)
         for number in (signal.SIGWINCH, signal.SIGCONT):
             signal.signal(number, self._spoil)
-        for asker in self._askers:
-            asker.start()
-        while not self._view.quits:
+        for thread in self._threads:
+            thread.start()
+        while not self._state.quits:
             signal.signal(signal.SIGTSTP, self._suspend)
             with screen() as console:
                 self._spoil()
@@ -159,28 +161,28 @@ class Monitor:
             self._lister = self._target.connect(timeout=timeout, connect_timeout=self._target.timeout)
         began = time.monotonic()
         entries = self._lister.dump()
-        return summary(entries, self._view.listed(), began, time.monotonic() - began)
+        return summary(entries, self._state.listed(), began, time.monotonic() - began)
 
     def _ask_page(self) -> Told | None:
         """Returns None if the page needs no data from the admin endpoint."""
-        page, name = self._view.page, self._view.name
+        page, name = self._state.page, self._state.name
         try:
             self._end_connections()
             if page == COUNTERS:
                 return None
             endpoint = self._known_endpoint()
-            return told(endpoint, page, name, self._view.tables)
+            return told(endpoint, page, name, self._state.tables)
         except (CounterdError, OSError) as error:
             return Told(page, name, [], problem=explain(error, None)[0])
 
     def _end_connections(self) -> None:
-        while self._view.kills:
-            connection = self._view.kills.pop(0)
+        while self._state.kills:
+            connection = self._state.kills.pop(0)
             try:
                 ended = end_connection(self._known_endpoint(), connection)
-                self._view.note = f"ended {connection}" if ended else f"not found: {connection}"
+                self._state.note = f"ended {connection}" if ended else f"not found: {connection}"
             except (CounterdError, OSError) as error:
-                self._view.note = explain(error, None)[0]
+                self._state.note = explain(error, None)[0]
 
     def _known_endpoint(self) -> Endpoint:
         if isinstance(self._endpoint, str):
@@ -204,7 +206,7 @@ class Monitor:
         poller = select.poll()
         poller.register(sys.stdin, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
-        while not (self._view.quits or self._suspended):
+        while not (self._state.quits or self._suspended):
             self._draw(console)
             timeout = ESCAPE_S if self._keys.waits else REDRAWN_S
             ready = {number for number, _ in poller.poll(timeout * 1000)}
@@ -247,22 +249,22 @@ class Monitor:
                 self._shown.history = remember(self._shown.history, what)
             elif isinstance(what, Told):
                 self._shown.told = what
-                if what.tables is not None and self._view.table is None:
-                    self._view.tables = what.tables
+                if what.tables is not None and self._state.table is None:
+                    self._state.tables = what.tables
             elif what is not None:
                 self._problems[who] = explain(what, self._target)[0]
         self._shown.problem = next(iter(self._problems.values()), "")
 
     def _press(self, keys: list[str]) -> None:
-        view, listing = self._view, self._shown.listing
-        order, page = view.listed(), (view.page, view.name)
+        state, listing = self._state, self._shown.listing
+        order, page = state.listed(), (state.page, state.name)
         for key in keys:
-            view.press(key)
+            state.press(key)
             self._spoilt |= key == CTRL_L
-        stats, dump, pages = self._askers
+        stats, dump, pages = self._threads
         stats.look()
-        dump.look(hurries=view.listed() != order and listing is not None and not listing.is_complete())
-        pages.look(jumps=(view.page, view.name) != page or bool(view.kills))
+        dump.look(hurries=state.listed() != order and listing is not None and not listing.is_complete())
+        pages.look(jumps=(state.page, state.name) != page or bool(state.kills))
 
 
 @understood()

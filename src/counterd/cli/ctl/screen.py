@@ -17,7 +17,7 @@ from counterd.cli.ctl.admin import listed
 from counterd.cli.ctl.common import shown
 from counterd.cli.ctl.output import RIGHT, cell
 from counterd.cli.ctl.output import Column as Field
-from counterd.cli.ctl.view import (
+from counterd.cli.ctl.top_state import (
     CONNECTIONS,
     COUNTERS,
     HOLDERS,
@@ -25,7 +25,7 @@ from counterd.cli.ctl.view import (
     QUEUE,
     WAITS,
     Order,
-    View,
+    TopState,
     limit_of,
     share,
 )
@@ -198,7 +198,7 @@ class Shown:
     """All data from which a screen is drawn."""
 
     where: str
-    view: View
+    state: TopState
     now: float = 0.0
     before: Sample | None = None
     sample: Sample | None = None
@@ -215,14 +215,14 @@ def draw(what: Shown, columns: int, rows: int, *, plain: bool = False) -> Render
     """
     problem = f"no answer: {what.problem}" if what.problem else ""
     head = [_title(what, columns), Text(problem, "bold red")]
-    if what.sample is not None and not what.view.helping:  # the help needs the room
+    if what.sample is not None and not what.state.helping:  # the help needs the room
         figures = _figures(what.before, what.sample, columns, plain=plain)
         head += _most_important(figures, max(rows // 2 - ROWS_BESIDE, 0))
     foot = _foot(what, columns)
     room = max(rows - len(head) - 2, 0)
-    if what.view.helping:
+    if what.state.helping:
         body = _help()
-    elif what.view.page == COUNTERS:
+    elif what.state.page == COUNTERS:
         body = _table(what, columns, room, plain=plain)
     else:
         body = _page(what, columns, room, plain=plain)
@@ -241,7 +241,7 @@ def _title(what: Shown, columns: int) -> Text:
         texts.insert(0, f"counterd {version} at {what.where}")
     if what.sample and (uptime := what.sample.number("uptime")) is not None:
         texts.insert(0, f"{texts[0]}   up {_uptime(uptime)}")
-    right = Text("paused", style="reverse") if what.view.paused else Text(f"every {what.view.interval:g} s", "dim")
+    right = Text("paused", style="reverse") if what.state.paused else Text(f"every {what.state.interval:g} s", "dim")
     lefts = [Text(text, "bold") for text in texts]
     fits = next((left for left in lefts if left.cell_len + right.cell_len + 1 < columns), lefts[-1])
     return _both_ends(fits, right, columns)
@@ -337,14 +337,14 @@ def _load(sample: Sample, columns: int, *, plain: bool) -> list[list[Text]]:
 
 
 def _foot(what: Shown, columns: int) -> Text:
-    view = what.view
-    if view.typed is not None:
-        return Text().append("filter: ", "bold").append(view.typed).append(" ", "reverse")
-    if view.doomed:
-        question = f"close {view.doomed} and give back what it holds? y: yes; any other key: no"
+    state = what.state
+    if state.typed is not None:
+        return Text().append("filter: ", "bold").append(state.typed).append(" ", "reverse")
+    if state.doomed:
+        question = f"close {state.doomed} and give back what it holds? y: yes; any other key: no"
         return Text(question, "bold red")
-    left = _counted(what) if view.page == COUNTERS else _told(what)
-    return _with_hints(Text(view.note, "bold") if view.note else left, HINTS.get(view.page, TABLE_HINTS), columns)
+    left = _counted(what) if state.page == COUNTERS else _told(what)
+    return _with_hints(Text(state.note, "bold") if state.note else left, HINTS.get(state.page, TABLE_HINTS), columns)
 
 
 def _with_hints(left: Text, hints: Sequence[str], columns: int) -> Text:
@@ -361,21 +361,21 @@ def _with_hints(left: Text, hints: Sequence[str], columns: int) -> Text:
 
 def _told(what: Shown) -> Text:
     told = what.told
-    if told is None or (told.page, told.name) != (what.view.page, what.view.name):
+    if told is None or (told.page, told.name) != (what.state.page, what.state.name):
         return Text("waiting for the reply of the admin endpoint", "dim")
     kind = {QUEUE: "waiter", WAITS: "wait"}.get(told.page, told.page.removesuffix("s"))
     return Text(f"the first {len(told.rows):,} {kind}s" if told.total is None else several(told.total, kind))
 
 
 def _counted(what: Shown) -> Text:
-    listing, chosen = what.listing, what.view.order.filter
+    listing, chosen = what.listing, what.state.order.filter
     if listing is None:
         return Text("no list of counters yet", "dim")
     text = several(listing.total, "counter")
     if chosen:
         matching = listing.matching if chosen == listing.filter else None
         if listing.is_complete():
-            matching = sum(what.view.order.matches(entry.name) for entry in listing.entries)
+            matching = sum(what.state.order.matches(entry.name) for entry in listing.entries)
         text += f", {'those' if matching is None else f'{matching:,}'} with {chosen!r}"
     text += f"; list {_age(what.now - listing.at)} old"
     if listing.seconds >= 0.5:
@@ -438,7 +438,7 @@ class Layout(NamedTuple):
 def _table(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
     """Draws the heading, and the counters around the cursor that fit."""
     layout = Layout.of(columns)
-    order, cursor = what.view.listed(), what.view.cursor
+    order, cursor = what.state.listed(), what.state.cursor
     if what.listing is None:
         return []
     entries = order.choose(what.listing.entries, len(what.listing.entries))
@@ -522,28 +522,28 @@ EMPTY = {
 
 def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
     """Draws the rows of any page except the counters: those around the cursor that fit."""
-    view, told = what.view, what.told
-    link = "of" if view.table is None else "by"
-    about = Text(f"{view.page} {link} {_beginning(view.name, columns)}" if view.name else view.page, "bold")
-    if told is None or (told.page, told.name) != (view.page, view.name):
+    state, told = what.state, what.told
+    link = "of" if state.table is None else "by"
+    about = Text(f"{state.page} {link} {_beginning(state.name, columns)}" if state.name else state.page, "bold")
+    if told is None or (told.page, told.name) != (state.page, state.name):
         return [about]
     chosen = [each for each in told.columns if not each.detail]
     if any(each.name == "client" for each in chosen):  # the name of a client says more than its address
         chosen.sort(key=lambda each: each.name == "peer")
-    fields, flexible = _fitting(chosen, columns, view.name.decode() if view.table else None)
-    selected = "connection" if view.page in (HOLDERS, QUEUE) else next((each.name for each in told.columns), "")
-    view.cursor.settle([str(row[selected]) for row in told.rows], room - 2)
+    fields, flexible = _fitting(chosen, columns, state.name.decode() if state.table else None)
+    selected = "connection" if state.page in (HOLDERS, QUEUE) else next((each.name for each in told.columns), "")
+    state.cursor.settle([str(row[selected]) for row in told.rows], room - 2)
     heading = _row([each.title or each.name for each in fields], fields, flexible, plain=plain)
     heading.stylize("reverse")
     heading.pad_right(columns - heading.cell_len)
     if not told.rows:
-        empty = told.problem or EMPTY.get(view.page, "the table is empty")
+        empty = told.problem or EMPTY.get(state.page, "the table is empty")
         return [about, heading, Text(empty, "bold red" if told.problem else "dim")]
     lines = []
-    for at, row in enumerate(told.rows[view.cursor.top : view.cursor.top + view.cursor.room], view.cursor.top):
+    for at, row in enumerate(told.rows[state.cursor.top : state.cursor.top + state.cursor.room], state.cursor.top):
         texts = [cell(each, value, 0) for each, value in zip(fields, listed(fields, row), strict=True)]
         lines.append(_row(texts, fields, flexible, plain=plain))
-        if at == view.cursor.index:
+        if at == state.cursor.index:
             lines[-1].stylize("reverse")
     return [about, heading, *lines]
 

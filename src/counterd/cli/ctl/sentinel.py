@@ -30,7 +30,7 @@ from counterd.cli.ctl.common import (
 )
 from counterd.cli.ctl.holding import held
 from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option, span
-from counterd.cli.reading import ParamType
+from counterd.cli.options import ParamType
 from counterd.protocols.sentinel.wire import NAMESPACE_MAX, PORT
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from counterd.cli.ctl.common import (
 from counterd.cli.ctl.data import NAME_COLUMN
 from counterd.cli.ctl.holding import Permits, held, holding_options, wait
 from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option
-from counterd.cli.reading import Reads
+from counterd.cli.options import Reads
 
 if TYPE_CHECKING:
     from counterd.client import Client, Taken

@@ -1,7 +1,7 @@
 """`counterctl top`: shows live what a server does, on the whole terminal.
 
-Floor 5 (ARCHITECTURE.md). This file has only the command. monitor.py has the loop, view.py the choices of the user, and
-screen.py the drawing.
+Floor 5 (ARCHITECTURE.md). This file has only the command. monitor.py has the loop, top_state.py the choices of the
+user, and screen.py the drawing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import click
 
 from counterd.cli.ctl.admin import Endpoint, admin_options, endpoint_of, other_tables
 from counterd.cli.ctl.common import EXIT_USAGE, Target, duration, pass_target, say
-from counterd.cli.reading import Reads, at_least
+from counterd.cli.options import Reads, at_least
 from counterd.errors import ConnectionLost, CounterdError
 
 INTERVAL_MIN_S = 0.1
@@ -50,21 +50,21 @@ def top(context: click.Context, target: Target, /, interval: float, **where: Any
         endpoint = endpoint_of(context, **where)
     except click.UsageError as error:  # the counters can be shown without the endpoint
         endpoint = error.message
-    from counterd.cli.ctl.view import View
+    from counterd.cli.ctl.top_state import TopState
 
-    view = View(interval)
+    state = TopState(interval)
     try:
         client = target.connect()  # an error is reported before the screen is cleared
     except ConnectionLost as error:
         try:
-            view.tables = other_tables(endpoint) if isinstance(endpoint, Endpoint) else ()
+            state.tables = other_tables(endpoint) if isinstance(endpoint, Endpoint) else ()
         except CounterdError as other:
             raise ConnectionLost(f"{error}; {other}") from None
-        others = [table for table in view.tables if table.protocol != "counter"]
+        others = [table for table in state.tables if table.protocol != "counter"]
         if not others:
             raise
-        view.turn_to_table(others[0])
+        state.turn_to_table(others[0])
         client = target.make()
     from counterd.cli.ctl.monitor import Monitor
 
-    Monitor(target, client, endpoint, view).run()
+    Monitor(target, client, endpoint, state).run()

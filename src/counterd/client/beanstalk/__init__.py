@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from counterd.client._command import Awaiting, Blocking
+from counterd.client._command import AsyncBase, SyncBase
 from counterd.client._tasks import Commanded as AioCommanded
 from counterd.client._threads import Commanded
 from counterd.client.beanstalk._queue import ClientCommands, Inserted, JobCommands, Peeked, Recorded
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-class Job(JobCommands, Blocking):
+class Job(JobCommands, SyncBase):
     """A reserved job. id: the number of the job on the server. body: bytes."""
 
 
@@ -90,7 +90,7 @@ class Pipeline(Recorded["Job"]):
         return results
 
 
-class AsyncJob(JobCommands, Awaiting):
+class AsyncJob(JobCommands, AsyncBase):
     """A reserved job. id: the number of the job on the server. body: bytes."""
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from counterd.client._addresses import read_addresses
 from counterd.client._calls import Ordered
-from counterd.client._command import Recording, Request, Shape, command
+from counterd.client._command import CommandBase, PipelineBase, Request, command
 from counterd.client._connecting import Connecting
 from counterd.client._connection import as_bytes
 from counterd.client._steps import CALL_ALL, CONNECT
@@ -159,12 +159,12 @@ def _told(frame: bytes) -> Request[Figures | None]:
     return asked(frame, {Status.OK: _figures, Status.NOT_FOUND: _none}, is_repeatable=True)
 
 
-class JobCommands(Shape):
+class JobCommands(CommandBase):
     """The methods of a reserved job. The methods return False if the job is gone, or is no longer reserved by this
     client. A job is lost in this way when its time to run is over, or when the connection was lost.
     """
 
-    def __init__(self, client: Shape, reply: Reply) -> None:
+    def __init__(self, client: CommandBase, reply: Reply) -> None:
         self.id = _number(reply)
         self.body = reply.body
         self._client = client
@@ -201,7 +201,7 @@ class JobCommands(Shape):
         return _told(wire.stats_job(self.id))
 
 
-class Commands(Shape, Generic[JobT]):
+class Commands(CommandBase, Generic[JobT]):
     """The methods of a client for the beanstalk protocol.
 
     Names and bodies are bytes, or text, which is encoded as UTF-8.
@@ -486,7 +486,7 @@ class Commands(Shape, Generic[JobT]):
         )
 
 
-class Recorded(Commands[JobT], Recording):
+class Recorded(Commands[JobT], PipelineBase):
     """A pipeline: the commands that a client will send together."""
 
     def __init__(self, client: ClientCommands[JobT]) -> None:

@@ -260,7 +260,7 @@ class Client(Commands, Threads):
             steps = self._recovered(link, made, error, was_open)
         else:
             if is_release:
-                self._turns.wake(made[1])
+                self._wait_queues.wake(made[1])
             return result
         again = self._drive(steps)
         return None if again is None else again.call(*made)

@@ -15,7 +15,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import ERROR_TEXTS, Status
 
 if TYPE_CHECKING:
-    from counterd.client._turns import Queue
+    from counterd.client._wait_queues import Queue
     from counterd.errors import CounterdError
 
 

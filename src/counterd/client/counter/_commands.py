@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
-from counterd.client._command import Recording, Shape, command
+from counterd.client._command import CommandBase, PipelineBase, command
 from counterd.client._connecting import Connecting
 from counterd.client._connection import CLOSED, NotSent, as_bytes, lost
 from counterd.client._holding import NO_LOSS, Held
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from counterd.client._calls import Request
     from counterd.client._command import Encoded
     from counterd.client._steps import Steps
-    from counterd.client._turns import Queue
-    from counterd.client._waiting import Turn
+    from counterd.client._wait_queues import Queue, Waiter
     from counterd.client.counter._asked import Asked
     from counterd.client.counter._holds import HoldSteps
     from counterd.client.counter._resuming import Greeting
@@ -60,7 +59,7 @@ T = TypeVar("T")
 log = logging.getLogger("counterd.client.counter")
 
 
-class Requests(Shape):
+class Requests(CommandBase):
     """The methods that send one request. A pipeline has them too."""
 
     @command
@@ -100,7 +99,7 @@ class Requests(Shape):
         return (wire.dump, True, True)
 
 
-class Pipelined(Requests, Recording):
+class Pipelined(Requests, PipelineBase):
     """The requests that a pipeline collects."""
 
     @command
@@ -181,7 +180,7 @@ class Commands(Requests, Connecting):
             results: list[Result] = yield CALL_ALL, link, requests, calls
             for request in requests:
                 if request[0] is wire.release:
-                    self._turns.wake(request[1])
+                    self._wait_queues.wake(request[1])
             return results
         except BaseException as error:
             link.forget(*calls)
@@ -206,12 +205,12 @@ class Commands(Requests, Connecting):
             requests.append(greeting.asks(token))
         if not requests:
             return
-        stay = (yield from self._answers(link, requests))[-1]
-        if token is not None and stay is None:
+        resumption = (yield from self._answers(link, requests))[-1]
+        if token is not None and resumption is None:
             ended.token = None
-            (stay,) = yield from self._answers(link, [greeting.asks()])
-        if isinstance(stay, wire.Stay):
-            link.token = greeting.token(stay)
+            (resumption,) = yield from self._answers(link, [greeting.asks()])
+        if isinstance(resumption, wire.Resumption):
+            link.token = greeting.token(resumption)
             if token is not None and ended.token is not None:
                 calls, before = link.calls, ended.calls
                 held = [amount or 0 for amount in (yield from self._answers(link, before.asks_held()))]
@@ -223,7 +222,7 @@ class Commands(Requests, Connecting):
         if link.may_resume():
             with suppress(CounterdError):
                 yield CONNECT, False
-        return link.heir is not None
+        return link.successor is not None
 
     def _server(self) -> Steps[Any]:
         """Returns the connection. A server that does not accept a connection in time is waited for, like one that
@@ -292,10 +291,10 @@ class Commands(Requests, Connecting):
 
     def _held(self, asked: Asked, held: Held) -> Steps[Any]:
         """Waits for the permits of a hold. Returns the connection through which the hold has its permits."""
-        turn = self._new_turn()
+        waiter = self._new_waiter()
         waits = Waits(self, asked, held)
         patience = Patience(asked.timeout, self._now)
-        return holding(self._turns, turn, asked, patience, waits, retry_at=self._next_attempt)
+        return holding(self._wait_queues, waiter, asked, patience, waits, retry_at=self._next_attempt)
 
     def _held_again(self, asked: Asked, held: Held) -> Steps[Any]:
         """Asks once, or waits in the server for a moment: clients that wait there would always go first."""
@@ -342,13 +341,13 @@ class Waits:
 
         return self._client._asked_again(queue)
 
-    def give_up(self, queue: Queue, turn: Turn) -> Steps[CounterdError]:
+    def give_up(self, queue: Queue, waiter: Waiter) -> Steps[CounterdError]:
         """Says how many permits are in use. If many holds give up together, one asks the server."""
         client = self._client
         if queue.counting:
-            turn.clear()
-            queue.told.append(turn)
-            yield WAIT, turn, client._timeout
+            waiter.clear()
+            queue.told.append(waiter)
+            yield WAIT, waiter, client._timeout
         elif client._now() - queue.counted_at > COUNTED_FOR_S:
             queue.counting = True
             queue.consumption, queue.unreachable = None, ""
@@ -405,6 +404,6 @@ def _queueing(
 
 def _check_lost(link: Any) -> None:
     """Raises ConnectionLost if the connection was lost at the same moment at which it granted something."""
-    link = link.last()
+    link = link.current()
     if link.closed and not link.may_resume():
         raise lost(link.where, link.closed)

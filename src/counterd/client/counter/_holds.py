@@ -69,7 +69,7 @@ class Holding(Entering):
         """Raises ConnectionLost if `lost` is true. Call this before any action that needs the permits."""
         has = self._last()
         if has is not None and not has.link.is_alive():
-            link = has.link.last()
+            link = has.link.current()
             raise self._asked.lost(link.where, link.closed)
 
     def _last(self) -> Has | None:
@@ -119,7 +119,7 @@ class Holding(Entering):
                 yield from _releasing(has.link, has.held)
         except ConnectionLost:
             assert has is not None
-            link = has.link.last()
+            link = has.link.current()
             if kind is None and self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
                 raise self._asked.lost(link.where, link.closed) from None
         except CounterdError:
@@ -130,7 +130,7 @@ class Holding(Entering):
                 has.link.disown(*has.held)  # what is left of it
                 self._entered.release()
                 for held in has.held:
-                    client._turns.wake(held.name)
+                    client._wait_queues.wake(held.name)
 
 
 class HoldSteps(Holding):
@@ -171,7 +171,7 @@ class HoldSteps(Holding):
         finally:
             if self._has is None or held not in self._has.held:
                 self._client._disown((held,))
-                self._client._turns.wake(asked.name)
+                self._client._wait_queues.wake(asked.name)
 
 
 class TakenSteps(Holding):
@@ -219,7 +219,7 @@ class TakenSteps(Holding):
         found = self._asked.rate(name)
         request = (wire.settle, self._granted().number, found, used)
         assert self._taken_before is not None
-        link = self._taken_before.link.last()
+        link = self._taken_before.link.current()
         try:
             yield CALL, link, *request
         except ConnectionLost as error:
@@ -234,7 +234,7 @@ class TakenSteps(Holding):
 
 def _tell_if_lost(client: Commands, link: Any) -> None:
     """Called when a hold has its permits: nobody has told it if the connection was lost a moment before."""
-    link = link.last()
+    link = link.current()
     if link.closed and not link.may_resume():
         client._on_end(link)
 
@@ -246,7 +246,7 @@ def _releasing(link: Any, held: Sequence[Held]) -> Steps[None]:
     try:
         yield RELEASE, link, held
     except ConnectionLost:
-        if link.heir is not None:
-            yield from _releasing(link.heir, held)
+        if link.successor is not None:
+            yield from _releasing(link.successor, held)
         elif not link.may_resume() and not link.has_read_all(was_open):
             raise

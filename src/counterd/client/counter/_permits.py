@@ -301,7 +301,7 @@ _DECODERS: dict[int, Callable[[bytes], Any]] = {
     Opcode.TAKE: wire.decode_grant,
     Opcode.CANCEL: _decode_nothing,
     Opcode.SETTLE: _decode_nothing,
-    Opcode.RESUME: wire.decode_stay,
+    Opcode.RESUME: wire.decode_resumption,
     Opcode.GOODBYE: _decode_nothing,
     Opcode.WHO: _decode_nothing,
     Opcode.HELD: wire.decode_consumption,

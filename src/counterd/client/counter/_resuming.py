@@ -60,5 +60,5 @@ class Greeting:
             return wire.resume, self._grace_ms
         return wire.resume, self._grace_ms, token.token, token.attempt
 
-    def token(self, stay: wire.Stay) -> Token:
-        return Token(stay.token, stay.grace_ms / 1000, random.getrandbits(16) << 16)
+    def token(self, resumption: wire.Resumption) -> Token:
+        return Token(resumption.token, resumption.grace_ms / 1000, random.getrandbits(16) << 16)

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 
     from counterd.client._calls import Request
     from counterd.client._steps import Steps
-    from counterd.client._turns import Queue
-    from counterd.client._waiting import Turn
+    from counterd.client._wait_queues import Queue, Waiter
     from counterd.client.sentinel._tokens import Lease, Token
     from counterd.protocols.sentinel.wire import Response, Value
 
@@ -289,7 +288,7 @@ class Commands(Connecting, Generic[HoldT]):
             if status not in RELEASED:
                 raise not_kept(status, token)
             self._fallback.gone(token)
-        self._turns.wake(flow_key(token.flow_id))
+        self._wait_queues.wake(flow_key(token.flow_id))
         return released
 
     def _give_back(self, token: Token | None) -> None:
@@ -301,7 +300,7 @@ class Commands(Connecting, Generic[HoldT]):
         else:
             self._fallback.gone(token)
             self._link.give_back(release(token))
-        self._turns.wake(flow_key(token.flow_id))
+        self._wait_queues.wake(flow_key(token.flow_id))
 
     # ---- leases and connections ----
 
@@ -409,8 +408,8 @@ class HoldSteps:
             raise RuntimeError("this hold is already in use: make another one")
         try:
             client, asked = self._client, self._asked
-            turn, patience, waits = client._new_turn(), Patience(asked.timeout, client._now), Waits(self)
-            yield from waiting(client._turns, turn, asked, patience, waits, retry_at=client._next_attempt)
+            waiter, patience, waits = client._new_waiter(), Patience(asked.timeout, client._now), Waits(self)
+            yield from waiting(client._wait_queues, waiter, asked, patience, waits, retry_at=client._next_attempt)
             assert self._token is not None
             if not self._token.fallback:
                 self._lease = self._client._began(self, self._token)
@@ -469,6 +468,6 @@ class Waits:
     def ask(self) -> Steps[Token]:
         return self._hold._client._asked(self._hold, self._hold._asked)
 
-    def give_up(self, queue: Queue, turn: Turn) -> Steps[CounterdError]:
+    def give_up(self, queue: Queue, waiter: Waiter) -> Steps[CounterdError]:
         yield from ()
         return self._hold._asked.blocked(self._hold._asked.timeout)

@@ -2,7 +2,7 @@
 and their units.
 
 Floor 4 (ARCHITECTURE.md). Each class is a part of the configuration, and each field of a class is a key. Code that
-needs a part of the configuration gets an object of its class. The keys of a single protocol are in the ROOM of that
+needs a part of the configuration gets an object of its class. The keys of a single protocol are in the PROTOCOL of that
 protocol. A key of a listener can be set once for all protocols, as `listener.KEY`; a key of a single protocol overrides
 it. loading.py checks whether the values are consistent.
 """
@@ -36,7 +36,7 @@ from counterd.settings import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from counterd.contract import Room
+    from counterd.contract import ProtocolSpec
 
 # Limits of the kernel, tcp(7): TCP_KEEPIDLE, _KEEPINTVL and _KEEPCNT.
 KEEPALIVE_SECONDS_MAX = 32767
@@ -365,7 +365,7 @@ class Port(NamedTuple):
     name: the name in messages; for the first port this is the protocol's name. prefix: how the port's keys begin.
     """
 
-    room: str
+    protocol: str
     name: str
     prefix: str
 
@@ -374,24 +374,24 @@ class Port(NamedTuple):
         return self.prefix + field
 
 
-def ports_of(room: Room) -> list[Port]:
+def ports_of(spec: ProtocolSpec) -> list[Port]:
     """Returns the ports of a protocol, in order."""
-    first = Port(room.name, room.name, f"{room.name}.")
-    return [first, *(Port(room.name, f"{room.name}-{name}", f"{room.name}.{name}_") for name in room.ports)]
+    first = Port(spec.name, spec.name, f"{spec.name}.")
+    return [first, *(Port(spec.name, f"{spec.name}-{name}", f"{spec.name}.{name}_") for name in spec.ports)]
 
 
 # Keys that protocols cannot share: each protocol has its own switch, port and path.
 NOT_SHARED = ("enable", "port", "socket")
 
 
-def settings_for(rooms: Iterable[Room]) -> dict[str, Setting]:
+def settings_for(specs: Iterable[ProtocolSpec]) -> dict[str, Setting]:
     """Returns all settings by key: first those of the daemon, then for each protocol those of its listener and its
     own."""
     found = [*settings_of(Process), *settings_of(Endpoint, f"{ADMIN}.")]
-    for room in rooms:
-        for one in settings_of(Listener, f"{room.name}."):
-            found.append(replace(one, default=room.default_port) if one.key == f"{room.name}.port" else one)
-        found += settings_of(room.settings, f"{room.name}.")
+    for spec in specs:
+        for one in settings_of(Listener, f"{spec.name}."):
+            found.append(replace(one, default=spec.default_port) if one.key == f"{spec.name}.port" else one)
+        found += settings_of(spec.settings, f"{spec.name}.")
     return {one.key: one for one in found}
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
-    from counterd.contract import Journal, Room
+    from counterd.contract import Journal, ProtocolSpec
     from counterd.control.process.systemd import Passed
 
 SYSTEM_FILE = Path("/etc/counterd/counterd.conf")
@@ -103,12 +103,12 @@ class Config:
     def admin(self) -> Endpoint:
         return assembled(Endpoint, self.values, f"{ADMIN}.")
 
-    def listener(self, room: str) -> Listener:
-        return assembled(Listener, self.values, f"{room}.")
+    def listener(self, protocol: str) -> Listener:
+        return assembled(Listener, self.values, f"{protocol}.")
 
-    def own(self, room: Room) -> Any:
+    def own(self, spec: ProtocolSpec) -> Any:
         """Returns the keys of a single protocol, as an object of its class."""
-        return assembled(room.settings, self.values, f"{room.name}.")
+        return assembled(spec.settings, self.values, f"{spec.name}.")
 
     def name(self, key: str) -> str:
         """Returns the name under which a key was set, for messages."""
@@ -159,7 +159,7 @@ def find_file(explicit: Path | None) -> Path:
 def load(
     path: Path,
     overrides: Sequence[str],
-    rooms: Sequence[Room],
+    specs: Sequence[ProtocolSpec],
     passed: Sequence[Passed] = (),
     pipe_timeout: float = 0.0,
 ) -> Config:
@@ -172,16 +172,16 @@ def load(
     """
     problems: list[str] = []
     warnings: list[str] = []
-    settings = settings_for(rooms) | shared_settings()
+    settings = settings_for(specs) | shared_settings()
     names: dict[str, str | None] = {key: key for key in settings}
-    for room in rooms:
-        names.update(room.aliases)
+    for spec in specs:
+        names.update(spec.aliases)
 
     in_file = _entries(_lines(path, pipe_timeout, problems), problems)
     foreign = [
-        (room.name, room.foreign_file)
-        for room in rooms
-        if room.foreign_file is not None and any(entry.name in room.foreign_file.keys for entry in in_file)
+        (spec.name, spec.foreign_file)
+        for spec in specs
+        if spec.foreign_file is not None and any(entry.name in spec.foreign_file.keys for entry in in_file)
     ]
     for _, file in foreign:
         settings |= {one.key: one for one in file.settings}
@@ -195,19 +195,19 @@ def load(
     given |= _by_key(_entries(((OVERRIDE, override) for override in overrides), problems), names, problems)
 
     values = _values(settings, given, problems)
-    shared = _share(rooms, values, given)
+    shared = _share(specs, values, given)
     for name, file in foreign:
         found = file.translate(values, given, functools.partial(exposed, name, values))
         warnings.extend(f"{path}: {warning}" for warning in found)
     warnings.extend(_readable_secrets(path, given))
     warnings.extend(_weak_token(values, given))
-    warnings.extend(_configured_but_off(rooms, values, given))
-    sockets = _assigned(passed, rooms, values, given, problems)
+    warnings.extend(_set_but_off(specs, values, given))
+    sockets = _assigned(passed, specs, values, given, problems)
     shared = {
         key: name for key, name in shared.items() if given[key].name == name
     }  # without the keys that passed sockets have replaced
     places = Places(lambda key: given[key].where if key in given else str(path), shared)
-    problems.extend(_contradictions(rooms, values, places, sockets))
+    problems.extend(_contradictions(specs, values, places, sockets))
     if problems:
         raise ConfigError(problems)
     origins = {key: given[key].origin if key in given else "default" for key in values}
@@ -220,7 +220,7 @@ def changed(old: Config, new: Config, settings: Mapping[str, Setting]) -> tuple[
     return [key for key in keys if settings[key].reload], [key for key in keys if not settings[key].reload]
 
 
-def merged(old: Config, new: Config, fixed: Iterable[str], rooms: Sequence[Room]) -> Config:
+def merged(old: Config, new: Config, fixed: Iterable[str], specs: Sequence[ProtocolSpec]) -> Config:
     """Returns the new configuration, but with the old values of the keys that cannot change while the daemon runs.
 
     Raises ConfigError if these values conflict.
@@ -231,7 +231,7 @@ def merged(old: Config, new: Config, fixed: Iterable[str], rooms: Sequence[Room]
     shared = {key: name for key, name in new.shared.items() if key not in kept}
     shared |= {key: old.shared[key] for key in kept if key in old.shared}
     config = Config(values, origins, new.warnings, new.path, old.sockets, shared)
-    if problems := list(_contradictions(rooms, values, Places(new.where, new.shared), old.sockets)):
+    if problems := list(_contradictions(specs, values, Places(new.where, new.shared), old.sockets)):
         keys = ", ".join(dict.fromkeys(map(new.name, kept)))
         raise ConfigError(f"{problem} (these keys cannot change until a restart: {keys})" for problem in problems)
     return config
@@ -291,16 +291,16 @@ def _hint(name: str, names: Iterable[str]) -> str:
     """Returns a hint for the message about an unknown key."""
     prefix, _, rest = name.partition(".")
     if prefix == LISTENER and rest in NOT_SHARED:
-        return f", because each protocol has its own: set {' or '.join(key for key in names if _is_of_room(key, rest))}"
+        return f", because each protocol has its own: set {' or '.join(key for key in names if _is_own(key, rest))}"
     near = difflib.get_close_matches(name, names, n=1)
     shorter = f"{prefix}.{rest.rpartition('_')[2]}"  # NAME.accounting_port: NAME.port
     near += [shorter] * (shorter in names and shorter not in near)
     return f", did you mean {' or '.join(near)}?" if near else ""
 
 
-def _is_of_room(key: str, name: str) -> bool:
-    room, _, rest = key.partition(".")
-    return rest == name and room != ADMIN
+def _is_own(key: str, name: str) -> bool:
+    protocol, _, rest = key.partition(".")
+    return rest == name and protocol != ADMIN
 
 
 def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problems: list[str]) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problem
     return values
 
 
-def _share(rooms: Sequence[Room], values: dict[str, Any], given: dict[str, Entry]) -> dict[str, str]:
+def _share(specs: Sequence[ProtocolSpec], values: dict[str, Any], given: dict[str, Entry]) -> dict[str, str]:
     """Applies values that are set for all listeners to the protocols that do not set these keys.
 
     Returns, for each such key, the name under which it was set.
@@ -328,7 +328,7 @@ def _share(rooms: Sequence[Room], values: dict[str, Any], given: dict[str, Entry
         if entry is None:
             del values[name]
             continue
-        keys = [f"{room.name}{name.removeprefix(LISTENER)}" for room in rooms]
+        keys = [f"{spec.name}{name.removeprefix(LISTENER)}" for spec in specs]
         for key in (key for key in keys if key not in given):
             given[key] = entry
             names[key] = name
@@ -356,9 +356,9 @@ def _weak_token(values: Mapping[str, Any], given: Mapping[str, Entry]) -> Iterat
         yield f"{given['admin.token'].where}: admin.token: {why}"
 
 
-def _configured_but_off(rooms: Sequence[Room], values: Mapping[str, Any], given: Mapping[str, Entry]) -> Iterator[str]:
+def _set_but_off(specs: Sequence[ProtocolSpec], values: Mapping[str, Any], given: Mapping[str, Entry]) -> Iterator[str]:
     """Yields a warning for each protocol of which a key is set, but which is neither enabled nor disabled."""
-    for owner in (*(room.name for room in rooms), ADMIN):
+    for owner in (*(spec.name for spec in specs), ADMIN):
         switch = f"{owner}.enable"
         if switch in given or values.get(switch, True):
             continue
@@ -373,7 +373,7 @@ def _configured_but_off(rooms: Sequence[Room], values: Mapping[str, Any], given:
 
 def _assigned(
     passed: Sequence[Passed],
-    rooms: Sequence[Room],
+    specs: Sequence[ProtocolSpec],
     values: dict[str, Any],
     given: dict[str, Entry],
     problems: list[str],
@@ -383,8 +383,8 @@ def _assigned(
     The addresses of these sockets replace the addresses in the configuration.
     """
     places: dict[str, list[Passed]] = {}
-    ports = {port.name: port for room in rooms for port in ports_of(room)}
-    switches = {**{name: f"{port.room}.enable" for name, port in ports.items()}, ADMIN: f"{ADMIN}.enable"}
+    ports = {port.name: port for spec in specs for port in ports_of(spec)}
+    switches = {**{name: f"{port.protocol}.enable" for name, port in ports.items()}, ADMIN: f"{ADMIN}.enable"}
     listening = {name: _addresses(port, values) for name, port in ports.items()}
     listening[ADMIN] = [split_bind(values["admin.bind"])] if "admin.bind" in values else []
     for number, one in enumerate(passed):
@@ -419,7 +419,7 @@ def _found(port: Port, where: Sequence[tuple[str, int]], values: Mapping[str, An
         port.key("port"): tcp[0][1] if tcp else values.get(port.key("port"), 0),
         port.key("socket"): next((path for path, number in where if number < 0), ""),
     }
-    if port.name == port.room:
+    if port.name == port.protocol:
         found[port.key("bind")] = tuple(dict.fromkeys(host for host, _ in tcp))
     return found
 
@@ -427,7 +427,7 @@ def _found(port: Port, where: Sequence[tuple[str, int]], values: Mapping[str, An
 def _addresses(port: Port, values: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Returns the addresses of a port in the configuration, in the form of Passed.address."""
     number = values.get(port.key("port"), 0)
-    tcp = [(host, number) for host in values.get(f"{port.room}.bind", ())]
+    tcp = [(host, number) for host in values.get(f"{port.protocol}.bind", ())]
     return [*tcp, (values.get(port.key("socket"), ""), -1)]
 
 
@@ -457,35 +457,35 @@ class Places(NamedTuple):
         return f"{self.name(key).partition('.')[0]}.{name}"
 
 
-def exposed(room: str, values: Mapping[str, Any]) -> list[str]:
+def exposed(protocol: str, values: Mapping[str, Any]) -> list[str]:
     """Returns the addresses in `bind` on which clients on other machines could use a protocol without any check."""
-    if any(values.get(f"{room}.{key}", True) for key in ("insecure", "allow", "tls.cert")):
+    if any(values.get(f"{protocol}.{key}", True) for key in ("insecure", "allow", "tls.cert")):
         return []
-    return [address for address in values.get(f"{room}.bind", ()) if not ipaddress.ip_address(address).is_loopback]
+    return [address for address in values.get(f"{protocol}.bind", ()) if not ipaddress.ip_address(address).is_loopback]
 
 
 def _contradictions(
-    rooms: Sequence[Room], values: Mapping[str, Any], places: Places, passed: Container[str]
+    specs: Sequence[ProtocolSpec], values: Mapping[str, Any], places: Places, passed: Container[str]
 ) -> Iterator[str]:
     """Yields the conflicts between values.
 
     A key without a value is ignored, because its mistake was reported already.
     """
-    switches = [f"{room.name}.enable" for room in rooms]
+    switches = [f"{spec.name}.enable" for spec in specs]
     if all(_is_off(switch, values) for switch in switches):
         yield f"{places.where('')}: no protocol is enabled, set {' or '.join(switches)} = true"
-    for room in rooms:
-        if values.get(f"{room.name}.enable"):
-            yield from _unheard(room, values, places, passed)
-            yield from _listener_contradictions(room.name, values, places)
-            if room.shared is not None and values.get(room.shared.address):
-                yield from _redis_mistakes(room.shared.address, values, places)
-            if room.journal is not None and values.get(room.journal.path):
-                yield from _unfit_for_journal(room.journal, values, places)
-    yield from _collisions(rooms, values, places)
+    for spec in specs:
+        if values.get(f"{spec.name}.enable"):
+            yield from _unheard(spec, values, places, passed)
+            yield from _listener_contradictions(spec.name, values, places)
+            if spec.shared is not None and values.get(spec.shared.address):
+                yield from _redis_mistakes(spec.shared.address, values, places)
+            if spec.journal is not None and values.get(spec.journal.path):
+                yield from _unfit_for_journal(spec.journal, values, places)
+    yield from _collisions(specs, values, places)
     if values.get("admin.enable"):
         yield from _admin_contradictions(values, places.where)
-    yield from _cluster_contradictions(rooms, values, places)
+    yield from _cluster_contradictions(specs, values, places)
 
 
 def _unfit_for_journal(journal: Journal, values: Mapping[str, Any], places: Places) -> Iterator[str]:
@@ -507,14 +507,14 @@ def _lacks_redis(key: str, values: Mapping[str, Any], places: Places) -> Iterato
         yield f"{places.of(key)} needs the extra redis: in the source tree, run pip install '.[redis]'"
 
 
-def _cluster_contradictions(rooms: Sequence[Room], values: Mapping[str, Any], places: Places) -> Iterator[str]:
+def _cluster_contradictions(specs: Sequence[ProtocolSpec], values: Mapping[str, Any], places: Places) -> Iterator[str]:
     yield from _lacks_redis("cluster.url", values, places)
     for key in ("cluster.credentials", "cluster.ca_file"):
         if values.get(key) and _is_off("cluster.url", values):
             yield f"{places.of(key)} needs cluster.url"
     if values.get("cluster.url"):
         servers = split_servers(values["cluster.url"])
-        switches = [f"{room.name}.enable" for room in rooms if room.leased_limits is not None]
+        switches = [f"{spec.name}.enable" for spec in specs if spec.leased_limits is not None]
         if all(_is_off(switch, values) for switch in switches):
             yield f"{places.of('cluster.url')} needs {' or '.join(switches)} = true"
         if values.get("cluster.ca_file") and not servers.is_tls:
@@ -523,12 +523,12 @@ def _cluster_contradictions(rooms: Sequence[Room], values: Mapping[str, Any], pl
             yield f"{places.of('cluster.credentials')}: cluster.url has a password too"
 
 
-def _collisions(rooms: Sequence[Room], values: Mapping[str, Any], places: Places) -> Iterator[str]:
+def _collisions(specs: Sequence[ProtocolSpec], values: Mapping[str, Any], places: Places) -> Iterator[str]:
     """Yields conflicts between ports that would listen on the same address."""
     taken: dict[tuple[str, int], str] = {}
-    for port in (each for room in rooms if values.get(f"{room.name}.enable") for each in ports_of(room)):
+    for port in (each for spec in specs if values.get(f"{spec.name}.enable") for each in ports_of(spec)):
         key, number = port.key("port"), values.get(port.key("port"), 0)
-        for host in values.get(f"{port.room}.bind", ()) if number else ():
+        for host in values.get(f"{port.protocol}.bind", ()) if number else ():
             before = taken.setdefault((host, number), key)
             if before != key:
                 yield f"{places.of(key)}: {shown(host, number)} is already used by {before}"
@@ -538,10 +538,10 @@ def _is_off(key: str, values: Mapping[str, Any]) -> bool:
     return key in values and not values[key]
 
 
-def _unheard(room: Room, values: Mapping[str, Any], places: Places, passed: Container[str]) -> Iterator[str]:
+def _unheard(spec: ProtocolSpec, values: Mapping[str, Any], places: Places, passed: Container[str]) -> Iterator[str]:
     """Yields a mistake for each port that has no address. passed: the ports that have passed sockets."""
-    bind = f"{room.name}.bind"
-    for port in ports_of(room):
+    bind = f"{spec.name}.bind"
+    for port in ports_of(spec):
         socket = port.key("socket")
         if port.name not in passed and _is_off(bind, values) and _is_off(socket, values):
             empty = f"{places.name(bind)} and {socket} are both empty"

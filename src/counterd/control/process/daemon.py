@@ -21,6 +21,7 @@ from counterd.control.admin import Admin, close_listening, open_listening
 from counterd.control.config import loading as configuration
 from counterd.control.config.keys import settings_for
 from counterd.control.config.loading import Config, ConfigError
+from counterd.control.daemon_status import DaemonStatus
 from counterd.control.inspector import Inspector
 from counterd.control.log import Reports
 from counterd.control.loop_lag import LoopLagMonitor
@@ -30,7 +31,6 @@ from counterd.control.process.privileges import drop_privileges
 from counterd.control.process.systemd import Teller, notify, watchdog_seconds
 from counterd.control.service import Service, connect, prepare_all
 from counterd.control.threads import NoThread, run_in_thread
-from counterd.control.view import View
 from counterd.net.sockets import UnixSocket
 from counterd.version import __version__
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from counterd.contract import Room
+    from counterd.contract import ProtocolSpec
     from counterd.control.log import LogWriter
     from counterd.control.parts import Ready
     from counterd.control.service import MakeHost
@@ -67,33 +67,33 @@ class Daemon:
     ConfigError, with a line for each problem, if a socket cannot be opened, the user cannot be changed, or memory
     cannot be allocated.
 
-    services: the enabled protocols. view: the fields that other parts may read. admin: the admin process, if it is
+    services: the enabled protocols. status: the fields that other parts may read. admin: the admin process, if it is
     enabled.
     """
 
     def __init__(
         self,
         config: Config,
-        rooms: Sequence[Room],
+        specs: Sequence[ProtocolSpec],
         writer: LogWriter,
         reread: Callable[[], Config],
         make_host: MakeHost,
     ) -> None:
-        self.view = View(config, settings_for(rooms), lambda: writer.dropped)
+        self.status = DaemonStatus(config, settings_for(specs), lambda: writer.dropped)
         self.admin: Admin | None = None
         self._admin_listening: socket.socket | UnixSocket | None = None
         self._writer = writer
-        self._rooms = rooms
+        self._specs = specs
         self._reread = reread
         self._report = Reports()
         self._stopping = asyncio.Event()
-        enabled = [room for room in rooms if config.listener(room.name).enable]
+        enabled = [spec for spec in specs if config.listener(spec.name).enable]
         limit = raise_descriptors()
         if limit < (least := least_descriptors(len(enabled))):
             few = f"the process may open {limit} files and needs at least {least}: raise the limit (ulimit -n)"
             raise ConfigError([f"{config.path}: {few}"])
         descriptors = share_descriptors(limit, len(enabled))
-        self.services = [Service(room, descriptors, self._report) for room in enabled]
+        self.services = [Service(spec, descriptors, self._report) for spec in enabled]
         self._reloading: asyncio.Task[None] | None = None
         self._reload_again = False
         self._teller: Teller
@@ -108,7 +108,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_internal_error)
         self._teller = Teller(loop)
-        self.view.loop_lag = LoopLagMonitor(loop, functools.partial(notify, "WATCHDOG=1"), watchdog_seconds() / 2)
+        self.status.loop_lag = LoopLagMonitor(loop, functools.partial(notify, "WATCHDOG=1"), watchdog_seconds() / 2)
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_stop)
@@ -122,23 +122,23 @@ class Daemon:
             gc.collect()
             gc.freeze()  # the objects that exist now will stay, so garbage collections can skip them
             if self._admin_listening is not None:
-                self.admin = Admin(self.view.config.admin, self._admin_listening, self._inspector(), self._report)
+                self.admin = Admin(self.status.config.admin, self._admin_listening, self._inspector(), self._report)
                 self.admin.start()
                 log.info(f"admin listens on {self.admin.address()}")
-            self.view.loop_lag.start()
+            self.status.loop_lag.start()
             await self._serve([service for service in self.services if service.journal is not None])
             if not self._stopping.is_set():
                 log.info(f"ready: counterd {__version__}", pid=os.getpid())
                 self._log_warnings()
-                self.view.state = "ready"
+                self.status.state = "ready"
                 self._teller.tell("READY=1", self._status())
                 await self._stopping.wait()
-            self.view.state = "draining"
-            await drain(self.services, self.view.config.process.drain, self._teller.tell)
+            self.status.state = "draining"
+            await drain(self.services, self.status.config.process.drain, self._teller.tell)
         finally:
             if self._reloading is not None:
                 self._reloading.cancel()
-            self.view.loop_lag.stop()
+            self.status.loop_lag.stop()
             self._teller.stop()
             self._close()
 
@@ -159,8 +159,8 @@ class Daemon:
     def log_stats(self) -> None:
         """Writes the figures of every protocol to the log."""
         for service in self.services:
-            figures = {**self.view.figures(service), **service.snapshot()}
-            log.info(f"stats of {service.room.name}", **figures)
+            figures = {**self.status.figures(service), **service.snapshot()}
+            log.info(f"stats of {service.spec.name}", **figures)
 
     # ---- inside ----
 
@@ -210,9 +210,9 @@ class Daemon:
     def _prepare(self) -> Reload:
         """Does everything that can fail: reads, checks and merges the values, and reads files. Raises ConfigError."""
         asked = self._reread()
-        changes, fixed = configuration.changed(self.view.config, asked, self.view.settings)
-        new = configuration.merged(self.view.config, asked, fixed, self._rooms)
-        ready = prepare_all([service.room for service in self.services], new)
+        changes, fixed = configuration.changed(self.status.config, asked, self.status.settings)
+        new = configuration.merged(self.status.config, asked, fixed, self._specs)
+        ready = prepare_all([service.spec for service in self.services], new)
         # Each line once: protocols that share a listener.* key have the same line.
         postponed = dict.fromkeys(f"{asked.place(key)} needs a restart to change" for key in fixed)
         return Reload(new, list(dict.fromkeys(map(asked.name, changes))), list(postponed), ready)
@@ -224,8 +224,8 @@ class Daemon:
             try:
                 service.load(one)
             except (ValueError, MemoryError) as error:
-                raise ConfigError([f"{new.path}: {service.room.name}: {error}"]) from None
-        self.view.config = new
+                raise ConfigError([f"{new.path}: {service.spec.name}: {error}"]) from None
+        self.status.config = new
         self._log_warnings()
         self._writer.configure(new.process.log.level, new.process.log.format)
         for service, one in zip(self.services, reload.ready, strict=True):
@@ -239,10 +239,10 @@ class Daemon:
         log.info(f"reloaded {new.path}: {', '.join(reload.changes + reread) or 'nothing changed'}")
 
     def _open(self, make_host: MakeHost) -> None:
-        config = self.view.config
+        config = self.status.config
         problems: list[str] = []
         for service in self.services:
-            wrong, missing = service.open(config, functools.partial(self.view.figures, service))
+            wrong, missing = service.open(config, functools.partial(self.status.figures, service))
             problems += wrong
             for line in missing:
                 log.warning(f"{line}; counterd continues without this address")
@@ -259,7 +259,7 @@ class Daemon:
 
     def _change_user(self) -> None:
         """Gives up the privileges that were needed to open the sockets."""
-        user, group = self.view.config.process.user, self.view.config.process.group
+        user, group = self.status.config.process.user, self.status.config.process.group
         key = "user" if user else "group"
         try:
             uid, gid, name = identity(user, group)
@@ -275,7 +275,7 @@ class Daemon:
                 if user or group
                 else "cannot give up capabilities"
             )
-            raise ConfigError([f"{self.view.config.where(key)}: {became}: {error}"]) from None
+            raise ConfigError([f"{self.status.config.where(key)}: {became}: {error}"]) from None
         log.debug(f"running as uid {uid}, gid {gid}")
         for line in dict.fromkeys(line for service in self.services for line in service.unreadable()):
             log.warning(line)
@@ -288,31 +288,31 @@ class Daemon:
         error = context.get("exception")
         what = context.get("message", error)
         if isinstance(error, MemoryError):
-            self.view.memory_errors += 1
+            self.status.memory_errors += 1
             self._report("memory", f"out of memory: {what}", "error", error)
         else:
-            self.view.internal_errors += 1
+            self.status.internal_errors += 1
             self._report("internal", f"internal error: {what}", "error", error)
 
     def _inspector(self) -> Inspector:
         """Makes the Inspector, which answers the admin process. Raises ConfigError."""
         try:
-            return Inspector(self.view, self.services)
+            return Inspector(self.status, self.services)
         except OSError as error:  # it reads /proc, which a container may lack
-            place = self.view.config.place("admin.enable")
+            place = self.status.config.place("admin.enable")
             raise ConfigError([f"{place}: cannot read {error.filename}: {error.strerror}"]) from None
 
     def _watch(self) -> None:
         """Logs each connection, but only at the level debug, because a log line takes more time than a connection."""
         for service in self.services:
-            watch = functools.partial(log_connection, service.room.name) if self._writer.writes("debug") else None
+            watch = functools.partial(log_connection, service.spec.name) if self._writer.writes("debug") else None
             service.server.watch = watch
 
     def _status(self) -> str:
-        return f"STATUS=serving {', '.join(service.room.name for service in self.services)}"
+        return f"STATUS=serving {', '.join(service.spec.name for service in self.services)}"
 
     def _log_warnings(self) -> None:
-        for warning in self.view.config.warnings:
+        for warning in self.status.config.warnings:
             log.warning(warning)
 
     def _on_usr1(self) -> None:
@@ -339,7 +339,7 @@ class Daemon:
                 service.stop()
 
 
-def log_connection(room: str, event: str, connection: Connection) -> None:
+def log_connection(protocol: str, event: str, connection: Connection) -> None:
     """Logs that a connection was opened or closed."""
     fields = {"requests": connection.requests} if event == "closed" else {}
-    log.debug(f"connection {event}", id=f"{room}-{connection.id}", peer=connection.origin(), **fields)
+    log.debug(f"connection {event}", id=f"{protocol}-{connection.id}", peer=connection.origin(), **fields)

@@ -97,7 +97,7 @@ def _say(services: Sequence[Service], held: int) -> None:
     for service in services:
         if left := service.store.held():
             log.info(
-                f"draining: waiting for {several(left, 'holding')} of {service.room.name}",
+                f"draining: waiting for {several(left, 'holding')} of {service.spec.name}",
                 held=", ".join(_leases(service)),
             )
 

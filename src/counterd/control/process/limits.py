@@ -20,7 +20,7 @@ DESCRIPTORS_RESERVED = 64
 # admin. A protocol needs two for its poller, three for listening sockets (two addresses and a path), and three for
 # connections.
 LEAST_DESCRIPTORS = 24
-LEAST_OF_ROOM = 8
+LEAST_OF_PROTOCOL = 8
 
 
 def raise_descriptors() -> int:
@@ -32,14 +32,14 @@ def raise_descriptors() -> int:
     return hard
 
 
-def least_descriptors(rooms: int) -> int:
-    """Returns how many descriptors the daemon needs to serve `rooms` protocols."""
-    return LEAST_DESCRIPTORS + LEAST_OF_ROOM * rooms
+def least_descriptors(protocols: int) -> int:
+    """Returns how many descriptors the daemon needs to serve `protocols` protocols."""
+    return LEAST_DESCRIPTORS + LEAST_OF_PROTOCOL * protocols
 
 
-def share_descriptors(descriptors: int, rooms: int) -> int:
+def share_descriptors(descriptors: int, protocols: int) -> int:
     """Returns how many of the process's descriptors the connections of each protocol may use."""
-    return max(1, (descriptors - DESCRIPTORS_RESERVED) // max(1, rooms))
+    return max(1, (descriptors - DESCRIPTORS_RESERVED) // max(1, protocols))
 
 
 def effective_connections(configured: int, descriptors: int) -> int:

@@ -6,14 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from counterd.contract import Figures, Journal, Room
-from counterd.listing import Figure
+from counterd.contract import Figures, Journal, ProtocolSpec
 from counterd.protocols.beanstalk.wire import BODY_MAX, KEPT_BODY_MAX, PORT
 from counterd.settings import absolute_path, choice, integer, setting, size
+from counterd.tables import Figure
 
 if TYPE_CHECKING:
-    from counterd.listing import Table
     from counterd.protocols.beanstalk._store import BeanstalkStore
+    from counterd.tables import Table
 
 # Jobs are numbered with 29 bits and cost 128 bytes, blocks of bodies with 32 bits and hold 60.
 MEMORY_MIN, MEMORY_MAX = 1 << 20, 1 << 36
@@ -134,7 +134,7 @@ FIGURES = (
     ),
 )
 
-ROOM = Room(
+PROTOCOL = ProtocolSpec(
     name="beanstalk",
     default_port=PORT,
     settings=BeanstalkSettings,

@@ -12,10 +12,10 @@ from counterd.engine.heap cimport heap_after
 from counterd.engine.list cimport Ends
 from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport Timer, timer_is_armed
-from counterd.protocols.beanstalk._gates cimport CLAIM_COST, GATE_COST, Gate, Gates, gate_at
+from counterd.protocols.beanstalk._groups cimport GROUP_COST, REQUIREMENT_COST, Group, Groups, group_at
 from counterd.protocols.beanstalk._jobs cimport (
     BLOCKED, BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id,
-    job_is_ended, jobs_by_line,
+    job_is_ended, jobs_in_list,
 )
 from counterd.protocols.beanstalk._keys cimport Key, Keys, key_at
 from counterd.protocols.beanstalk._queues cimport MARGIN_NS, Queues
@@ -63,59 +63,59 @@ cdef inline uint32_t audit_jobs(Queues* queues) except? 0xffffffff:
     return blocks
 
 
-cdef inline dict audit_gates(Queues* queues, uint32_t* blocks):
-    """Checks the gates. Returns how many ready jobs of each tube are in the heaps of its gates.
+cdef inline dict audit_groups(Queues* queues, uint32_t* blocks):
+    """Checks the groups. Returns how many ready jobs of each tube are in the heaps of its groups.
 
-    blocks: the number of blocks of the gates' names is added to this.
+    blocks: the number of blocks of the groups' names is added to this.
     """
-    cdef Gates* gates = &queues.gates
+    cdef Groups* groups = &queues.groups
     cdef const Job* job
-    cdef const Gate* gate
+    cdef const Group* group
     cdef uint32_t number, count
-    cdef uint64_t blocked = 0, claims = 0
+    cdef uint64_t blocked = 0, requirements = 0
     cdef dict hidden = {}, jobs = {}, ready = {}, reserved = {}
     for number in range(1, queues.jobs.pool.fresh + 1):
         job = job_at(&queues.jobs, number)
-        if job.state == GONE_JOB or not job.is_gated:
+        if job.state == GONE_JOB or not job.is_limited:
             continue
-        claims += 1
-        count = gates.claims[number].gate
-        if gate_at(gates, count).tube != job.tube or gates.claims[number].maximum == 0:
-            raise AssertionError(f"job {job_id(job)} has a claim of another tube, or to nothing")
+        requirements += 1
+        count = groups.requirements[number].group
+        if group_at(groups, count).tube != job.tube or groups.requirements[number].maximum == 0:
+            raise AssertionError(f"job {job_id(job)} has a requirement of another tube, or to nothing")
         jobs[count] = jobs.get(count, 0) + 1
         ready[count] = ready.get(count, 0) + (job.state == READY)
         reserved[count] = reserved.get(count, 0) + (job.state == RESERVED)
-    for number in range(1, gates.table.pool.fresh + 1):
-        gate = gate_at(gates, number)
-        if not gate.record.flags & RECORD_USED:
+    for number in range(1, groups.table.pool.fresh + 1):
+        group = group_at(groups, number)
+        if not group.record.flags & RECORD_USED:
             continue
-        told = gate.jobs, gate.ready, gate.reserved
-        if told != (jobs.pop(number, 0), ready.get(number, 0), reserved.get(number, 0)) or gate.jobs == 0:
-            raise AssertionError(f"gate {number} counts {told} jobs")
-        count = <uint32_t>audit_heap(&queues.jobs.heap, gate.first, queues.jobs.pool.fresh)
-        if count + (gate.head != 0) != gate.ready or gate.is_shut and gate.head or gate.first and not (
-            gate.is_shut or gate.head
+        told = group.jobs, group.ready, group.reserved
+        if told != (jobs.pop(number, 0), ready.get(number, 0), reserved.get(number, 0)) or group.jobs == 0:
+            raise AssertionError(f"group {number} counts {told} jobs")
+        count = <uint32_t>audit_heap(&queues.jobs.heap, group.first, queues.jobs.pool.fresh)
+        if count + (group.head != 0) != group.ready or group.is_blocked and group.head or group.first and not (
+            group.is_blocked or group.head
         ):
-            raise AssertionError(f"gate {number}: {gate.ready} ready jobs, {count} in its heap, {gate.head} is first")
-        if gate.is_shut and gate.ready and gate.place == 0 and not timer_is_armed(&gate.timer):
-            raise AssertionError(f"gate {number} is shut, and nothing will open it")
-        if gate.has_permit and (gate.place or not timer_is_armed(&gate.timer)):
-            raise AssertionError(f"gate {number} has a permit that nobody uses or gives back")
-        hidden[gate.tube] = hidden.get(gate.tube, 0) + count
-        blocked += gate.ready if gate.is_shut else 0
-    if gates.state.bytes != claims * CLAIM_COST + gates.table.pool.used * <uint64_t>GATE_COST:
-        raise AssertionError(f"{claims} claims and {gates.table.pool.used} gates, {gates.state.bytes} bytes counted")
-    if jobs or claims != gates.state.claims or blocked != queues.counts[<int>BLOCKED]:
-        raise AssertionError(f"{claims} claims, {blocked} blocked; {gates.state.claims} and so on counted")
-    blocks[0] += audit_table(&gates.table, "gates")
-    audit_timers(&gates.timers, gates.table.pool.fresh)
+            raise AssertionError(f"group {number}: {group.ready} ready jobs, {count} in its heap, {group.head} first")
+        if group.is_blocked and group.ready and group.place == 0 and not timer_is_armed(&group.timer):
+            raise AssertionError(f"group {number} is blocked, and nothing will unblock it")
+        if group.has_permit and (group.place or not timer_is_armed(&group.timer)):
+            raise AssertionError(f"group {number} has a permit that nobody uses or gives back")
+        hidden[group.tube] = hidden.get(group.tube, 0) + count
+        blocked += group.ready if group.is_blocked else 0
+    if groups.state.bytes != requirements * REQUIREMENT_COST + groups.table.pool.used * <uint64_t>GROUP_COST:
+        raise AssertionError(f"{requirements} requirements, {groups.table.pool.used} groups, {groups.state.bytes} B")
+    if jobs or requirements != groups.state.requirements or blocked != queues.counts[<int>BLOCKED]:
+        raise AssertionError(f"{requirements} requirements, {blocked} blocked; {groups.state.requirements} counted")
+    blocks[0] += audit_table(&groups.table, "groups")
+    audit_timers(&groups.timers, groups.table.pool.fresh)
     return hidden
 
 
 cdef inline int audit_queue(Queues* queues, uint32_t first, JobState state, uint32_t owner, uint32_t counted) except -1:
     """Checks a heap.
 
-    The heap's jobs must have this state and this tube or connection, and their number must be `counted`.
+    The heap's jobs must have this state and this tube or connection, and their number must be `told`.
     """
     cdef Jobs* jobs = &queues.jobs
     cdef const Job* job
@@ -131,23 +131,23 @@ cdef inline int audit_queue(Queues* queues, uint32_t first, JobState state, uint
     return 0
 
 
-cdef inline int audit_line(Queues* queues, const Ends* line, JobState state, uint32_t tube, uint32_t counted) except -1:
-    """Checks a line.
+cdef inline int audit_listed(Queues* queues, const Ends* ends, JobState state, uint32_t tube, uint32_t told) except -1:
+    """Checks a list.
 
-    The line's jobs must have this state, the earliest job must be the first, and their number must be `counted`.
+    The list's jobs must have this state, the earliest job must be the first, and their number must be `told`.
     """
     cdef const Job* job
-    cdef uint32_t number = line.first
-    cdef uint32_t count = audit_list(jobs_by_line(&queues.jobs), number, &line.last, queues.jobs.pool.fresh)
+    cdef uint32_t number = ends.first
+    cdef uint32_t count = audit_list(jobs_in_list(&queues.jobs), number, &ends.last, queues.jobs.pool.fresh)
     cdef int64_t since_ns = INT64_MIN
     while number:
         job = job_at(&queues.jobs, number)
         if job.state != state or job.tube != tube or job.since_ns < since_ns:
-            raise AssertionError(f"job {job_id(job)} is wrong in the line state {<int>state} of {tube}")
+            raise AssertionError(f"job {job_id(job)} is wrong in the list of state {<int>state} of {tube}")
         since_ns = job.since_ns
-        number = job.line.next
-    if count != counted:
-        raise AssertionError(f"line state {<int>state} of {tube}: {count}, {counted} counted")
+        number = job.in_list.next
+    if count != told:
+        raise AssertionError(f"list of state {<int>state} of {tube}: {count}, {told} counted")
     return 0
 
 
@@ -197,7 +197,7 @@ cdef inline int audit_waiting(Queues* queues, uint32_t number) except -1:
 
 
 cdef inline int audit_tubes(Queues* queues, dict hidden) except -1:
-    """Checks the tubes. hidden: how many ready jobs of each tube are in the heaps of its gates."""
+    """Checks the tubes. hidden: how many ready jobs of each tube are in the heaps of its groups."""
     cdef const Ends* ends = &queues.tubes.state.all
     cdef uint32_t number = ends.first, ended = 0
     cdef uint32_t count = audit_list(tubes_by_age(&queues.tubes), number, &ends.last, queues.tubes.table.pool.fresh)
@@ -212,8 +212,8 @@ cdef inline int audit_tubes(Queues* queues, dict hidden) except -1:
         text += 0 if tube.ended else tube.record.name_size + LINE_MARKS
         audit_queue(queues, tube.ready, READY, number, tube.jobs[<int>READY] - <uint32_t>hidden.get(number, 0))
         audit_queue(queues, tube.delayed, DELAYED, number, tube.jobs[<int>DELAYED])
-        audit_line(queues, &tube.ready_line, READY, number, tube.jobs[<int>READY])
-        audit_line(queues, &tube.buried_line, BURIED, number, tube.jobs[<int>BURIED])
+        audit_listed(queues, &tube.ready_list, READY, number, tube.jobs[<int>READY])
+        audit_listed(queues, &tube.buried_list, BURIED, number, tube.jobs[<int>BURIED])
         audit_waiting(queues, number)
         if tube.delayed and not is_expected(&tube.timer, job_at(&queues.jobs, tube.delayed).node.key):
             raise AssertionError(f"tube {number}: no timer waits for its first delayed job")
@@ -291,16 +291,16 @@ cdef inline int audit_workers(Queues* queues) except -1:
 
 
 cdef inline int audit_queues(Queues* queues) except -1:
-    """Checks jobs, keys, gates, tubes and workers, and that each of them is in the right queues."""
+    """Checks jobs, keys, groups, tubes and workers, and that each of them is in the right queues."""
     cdef uint32_t blocks = 0
-    hidden = audit_gates(queues, &blocks)
+    hidden = audit_groups(queues, &blocks)
     audit_chains(
         &queues.jobs.chains,
         audit_table(&queues.tubes.table, "tubes", queues.tubes.state.ended) + audit_jobs(queues) + audit_keys(queues)
         + blocks,
     )
     audit_index(&queues.jobs.index, queues.jobs.pool, "jobs index", queues.jobs.state.ended)
-    audit_pool(queues.jobs.pool, &queues.jobs.records.line, sizeof(Job), "jobs")
+    audit_pool(queues.jobs.pool, &queues.jobs.records.in_list, sizeof(Job), "jobs")
     audit_pool(queues.workers.pool, &queues.workers.watches.of_connection, sizeof(Watch), "watches")
     audit_timers(&queues.tubes.timers, queues.tubes.table.pool.fresh)
     audit_timers(&queues.keys.timers, queues.keys.table.pool.fresh)

@@ -6,7 +6,7 @@ Floor 2 (ARCHITECTURE.md). The replies are made within a call of the store.
 from libc.stdint cimport int64_t, uint32_t
 
 from counterd.engine.table cimport Record, name_bytes
-from counterd.protocols.beanstalk._gates cimport gate_of, permits_name
+from counterd.protocols.beanstalk._groups cimport group_of, permits_name
 from counterd.protocols.beanstalk._jobs cimport BLOCKED, BURIED, DELAYED, READY, RESERVED, Job, job_at, job_id
 from counterd.protocols.beanstalk._keys cimport key_at
 from counterd.protocols.beanstalk._queues cimport SECOND_NS, job_is_blocked
@@ -48,9 +48,9 @@ cdef bytes job_document(BeanstalkStore store, uint32_t number):
     }
     if job.key:
         told["key"] = name_bytes(&store.queues.keys.table, &key_at(&store.queues.keys, job.key).record)
-    if job.is_gated:
-        told["counter"] = permits_name(&store.queues.gates, gate_of(&store.queues.gates, number))
-        told["maximum"] = store.queues.gates.claims[number].maximum
+    if job.is_limited:
+        told["counter"] = permits_name(&store.queues.groups, group_of(&store.queues.groups, number))
+        told["maximum"] = store.queues.groups.requirements[number].maximum
         told["blocked"] = "true" if job_is_blocked(&store.queues, number) else "false"
     return document(told)
 

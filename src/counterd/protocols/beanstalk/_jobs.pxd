@@ -34,12 +34,12 @@ cdef enum JobState:
     DELAYED = 3
     BURIED = 4
     JOB_STATES = 5
-    BLOCKED = GONE_JOB      # in counts by state: how many of READY are behind a gate that is shut
+    BLOCKED = GONE_JOB      # in counts by state: how many of READY are in a group that is blocked
 
 
 cdef struct Job:            # 120 bytes
     Node node               # serial: its id. Key: its priority if READY, the end of its time if DELAYED or RESERVED
-    Links line              # if READY or BURIED: in the order in which the jobs entered it. `next` links the free list
+    Links in_list           # if READY or BURIED: in the order in which the jobs entered it. `next` links the free list
     uint32_t tube
     uint32_t holder         # connection, if RESERVED
     uint32_t priority
@@ -59,7 +59,7 @@ cdef struct Job:            # 120 bytes
     uint8_t state
     uint8_t is_changed      # it is in the list of changes
     uint8_t is_written      # it may be in the journal
-    uint8_t is_gated        # it has a claim: see _gates.pxd
+    uint8_t is_limited      # it has a requirement: see _groups.pxd
 
 
 cdef struct JobsState:      # in the region
@@ -110,8 +110,8 @@ cdef inline Job* job_at(const Jobs* jobs, uint32_t number) noexcept nogil:
     return jobs.records + number
 
 
-cdef inline List jobs_by_line(const Jobs* jobs) noexcept nogil:
-    return List(jobs.records, sizeof(Job), &jobs.records.line)
+cdef inline List jobs_in_list(const Jobs* jobs) noexcept nogil:
+    return List(jobs.records, sizeof(Job), &jobs.records.in_list)
 
 
 cdef inline uint32_t job_number(const Jobs* jobs, const Job* job) noexcept nogil:
@@ -174,7 +174,7 @@ cdef inline uint32_t job_place(
 
     The caller sets the other fields, and must have checked that there is room for the job and the body.
     """
-    cdef uint32_t number = pool_take(jobs.pool, &jobs.records.line, sizeof(Job))
+    cdef uint32_t number = pool_take(jobs.pool, &jobs.records.in_list, sizeof(Job))
     cdef Job* job = job_at(jobs, number)
     debug_check(number != 0)
     job.node.serial = id
@@ -184,7 +184,7 @@ cdef inline uint32_t job_place(
     job.reserves = job.timeouts = job.releases = job.buries = job.kicks = 0
     job.key = 0
     job.state = GONE_JOB
-    job.is_changed = job.is_written = job.is_gated = False
+    job.is_changed = job.is_written = job.is_limited = False
     chain_write(&jobs.chains, &job.body, 0, body, size)
     index_insert(&jobs.index, id_tag(jobs, id), number)
     return number
@@ -225,7 +225,7 @@ cdef inline void job_free(Jobs* jobs, uint32_t number) noexcept nogil:
         jobs.state.ended += 1
         job_edited(jobs, number)
     else:
-        pool_put(jobs.pool, &jobs.records.line, sizeof(Job), number)
+        pool_put(jobs.pool, &jobs.records.in_list, sizeof(Job), number)
 
 
 cdef inline bint job_is_ended(const Job* job) noexcept nogil:
@@ -249,7 +249,7 @@ cdef inline uint32_t job_next_changed(Jobs* jobs) noexcept nogil:
     state.changes_size -= change_size(job)
     if is_ended:
         state.ended -= 1
-        pool_put(jobs.pool, &jobs.records.line, sizeof(Job), number)
+        pool_put(jobs.pool, &jobs.records.in_list, sizeof(Job), number)
     else:
         job.is_written = True
     return number

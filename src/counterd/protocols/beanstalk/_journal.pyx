@@ -6,7 +6,7 @@ journal.py, in another process, writes the rows of a piece to a database, and ma
 restart.
 
 A piece is a Head, followed by rows. A row is a Row, followed by the name of its tube, its key and, if the row is WHOLE,
-its claim and its body. Numbers have the byte order of the machine, because a piece is never stored.
+its requirement and its body. Numbers have the byte order of the machine, because a piece is never stored.
 """
 
 from zlib import crc32
@@ -19,7 +19,7 @@ from counterd.engine.chains cimport chain_blocks
 from counterd.engine.connections cimport connections_take
 from counterd.engine.pool cimport pool_left
 from counterd.engine.table cimport name_blocks, name_read, name_tag
-from counterd.protocols.beanstalk._gates cimport GATE_HEAD, gate_of, permits_name
+from counterd.protocols.beanstalk._groups cimport GROUP_HEAD, group_of, permits_name
 from counterd.protocols.beanstalk._jobs cimport (
     BURIED, DELAYED, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id, job_is_ended, job_next_changed,
     job_number, job_place, job_read,
@@ -47,7 +47,7 @@ cdef enum RowKind:
 # The highest id of a job: the end of the block after it must fit into the database's integers.
 cdef uint64_t ID_MAX = <uint64_t>INT64_MAX - ID_BLOCK
 
-assert GATE_HEAD == sizeof(uint32_t)  # so that a claim takes as many bytes as the name of its gate
+assert GROUP_HEAD == sizeof(uint32_t)   # so that a requirement takes as many bytes as the name of its group
 
 CONSTANTS = {  # for journal.py, and tests
     "ID_BLOCK": ID_BLOCK, "ID_MAX": ID_MAX, "CHANGES_MAX": CHANGES_MAX, "KEPT_BODY_MAX": KEPT_BODY_MAX,
@@ -80,7 +80,7 @@ cdef packed struct Row:         # times are Unix times in nanoseconds
     uint8_t state
     uint8_t name_size
     uint8_t key_size
-    uint8_t claim_size          # of its claim: 4 bytes for the maximum, and the name of the permits; 0: it has none
+    uint8_t requirement_size    # 4 bytes for the maximum, and the name of the permits; 0: it has no requirement
 
 
 # ---- in the daemon -------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job*
     cdef const Keys* keys = &store.queues.keys
     cdef Key* key = key_at(keys, job.key) if job.key else NULL
     cdef uint32_t number
-    cdef bytes name, claim
+    cdef bytes name, requirement
     cdef Row row
     memset(&row, 0, sizeof(Row))
     row.id = job_id(job)
@@ -125,32 +125,32 @@ cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job*
     row.buries = job.buries
     row.kicks = job.kicks
     row.name_size = <uint8_t>tube_at(&store.queues.tubes, job.tube).record.name_size
-    if row.kind == WHOLE and job.is_gated:
+    if row.kind == WHOLE and job.is_limited:
         number = job_number(&store.queues.jobs, job)
-        name = permits_name(&store.queues.gates, gate_of(&store.queues.gates, number))
-        claim = claim_bytes(store.queues.gates.claims[number].maximum, name)
-        row.claim_size = <uint8_t>PyBytes_GET_SIZE(claim)
+        name = permits_name(&store.queues.groups, group_of(&store.queues.groups, number))
+        requirement = requirement_bytes(store.queues.groups.requirements[number].maximum, name)
+        row.requirement_size = <uint8_t>PyBytes_GET_SIZE(requirement)
     memcpy(target, &row, sizeof(Row))
     target += sizeof(Row)
     name_read(&store.queues.tubes.table, &tube_at(&store.queues.tubes, job.tube).record, target)
     target += row.name_size
     if row.kind == WHOLE:
         target = write_key(keys, key, target)
-        if job.is_gated:
-            memcpy(target, PyBytes_AS_STRING(claim), row.claim_size)
-            target += row.claim_size
+        if job.is_limited:
+            memcpy(target, PyBytes_AS_STRING(requirement), row.requirement_size)
+            target += row.requirement_size
         job_read(&store.queues.jobs, job, target)
         target += job.size
     return target
 
 
-cdef inline bytes claim_bytes(uint32_t maximum, bytes name):
+cdef inline bytes requirement_bytes(uint32_t maximum, bytes name):
     return (<const uint8_t*>&maximum)[:sizeof(uint32_t)] + name
 
 
-cdef inline uint32_t claim_maximum(const uint8_t* claim) noexcept:
+cdef inline uint32_t requirement_maximum(const uint8_t* requirement) noexcept:
     cdef uint32_t maximum
-    memcpy(&maximum, claim, sizeof(uint32_t))
+    memcpy(&maximum, requirement, sizeof(uint32_t))
     return maximum
 
 
@@ -174,8 +174,8 @@ cdef inline size_t row_size(BeanstalkStore store, const Job* job) noexcept:
     size += tube_at(&store.queues.tubes, job.tube).record.name_size
     if job.is_written:
         return size
-    if job.is_gated:
-        size += gate_of(&store.queues.gates, job_number(&store.queues.jobs, job)).record.name_size
+    if job.is_limited:
+        size += group_of(&store.queues.groups, job_number(&store.queues.jobs, job)).record.name_size
     return size + key_size + job.size
 
 
@@ -286,8 +286,8 @@ def renew(BeanstalkStore store not None, bytes piece not None, int64_t now_ns):
     cdef Row row
     data += sizeof(Head)
     with store.at(now_ns):
-        if store.behind and (
-            store.state.is_failing or store.state.is_full and store.state.refusing < <size_t>len(store.behind)
+        if store.awaiting_journal and (
+            store.state.is_failing or store.state.is_full and store.state.refusing < <size_t>len(store.awaiting_journal)
         ):
             return None
         while data < end:
@@ -339,7 +339,7 @@ def restore(BeanstalkStore store not None, bytes piece not None, int64_t now_ns)
             else:
                 restore_job(store, &row, data)
                 count += 1
-            data += row.name_size + row.key_size + row.claim_size + row.size
+            data += row.name_size + row.key_size + row.requirement_size + row.size
         store.expect(0)
     return count
 
@@ -394,7 +394,7 @@ cdef uint32_t restore_key(BeanstalkStore store, const Row* row, const uint8_t* n
 
 
 cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) except -1:
-    """Restores a job. data: the name of its tube, its key, its claim, and its body.
+    """Restores a job. data: the name of its tube, its key, its requirement, and its body.
 
     The clock may have been set back meanwhile. So no start is later than now, and no remaining time is longer than the
     job's delay or time to run.
@@ -403,10 +403,10 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     cdef int64_t since_ns = min(row.since - store.wall_ns, store.now_ns)
     cdef int64_t longest_ns = seconds_ns(row.delay if row.state == DELAYED else row.ttr)
     cdef int64_t due_ns = max(1, min(row.due - store.wall_ns, store.now_ns + longest_ns))
-    cdef const uint8_t* claim
+    cdef const uint8_t* requirement
     cdef uint32_t maximum, name_size
     cdef Job* job
-    if row.claim_size and store.lender is None:
+    if row.requirement_size and store.lender is None:
         raise ValueError(f"job {row.id} needs a permit, but no enabled protocol has permits (counter.enable)")
     if job_find(&store.queues.jobs, row.id):
         raise ValueError(f"job {row.id} occurs twice")
@@ -416,23 +416,23 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     data += row.name_size
     if row.key_size:
         key = restore_key(store, row, data)
-    claim = data + row.key_size
-    data = claim + row.claim_size
+    requirement = data + row.key_size
+    data = requirement + row.requirement_size
     if pool_left(store.queues.jobs.pool) == 0 or pool_left(store.chains.pool) < chain_blocks(row.size):
         raise MemoryError("there are more jobs than beanstalk.memory_limit allows")
-    if row.claim_size and (
-        pool_left(store.queues.gates.table.pool) == 0 or pool_left(store.chains.pool)
-        < chain_blocks(row.size) + name_blocks(&store.queues.gates.table, row.claim_size)
+    if row.requirement_size and (
+        pool_left(store.queues.groups.table.pool) == 0 or pool_left(store.chains.pool)
+        < chain_blocks(row.size) + name_blocks(&store.queues.groups.table, row.requirement_size)
     ):
         raise MemoryError("there are more jobs with permits than beanstalk.memory_limit allows")
     number = job_place(&store.queues.jobs, row.id, tube, data, row.size)
     if key:
         key_join(&store.queues.keys, &store.queues.jobs, key, number)
-    if row.claim_size:
-        maximum = claim_maximum(claim)
-        name_size = row.claim_size - <uint32_t>sizeof(uint32_t)
-        claim += sizeof(uint32_t)
-        store.claim(number, claim, name_size, maximum)
+    if row.requirement_size:
+        maximum = requirement_maximum(requirement)
+        name_size = row.requirement_size - <uint32_t>sizeof(uint32_t)
+        requirement += sizeof(uint32_t)
+        store.add_requirement(number, requirement, name_size, maximum)
     job = job_at(&store.queues.jobs, number)
     job.is_written = True
     job.priority = row.priority
@@ -446,7 +446,7 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     job.kicks = row.kicks
     if row.state == RESERVED:
         job_hold(&store.queues, number, store.state.lost_worker, due_ns, since_ns)
-        if job.is_gated and not store.lender.retake(claim[:name_size], maximum, store.now_ns):
+        if job.is_limited and not store.lender.retake(requirement[:name_size], maximum, store.now_ns):
             raise MemoryError(f"there is no room for the permit of job {row.id}")
     else:
         job_enter(
@@ -460,7 +460,7 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
 cdef inline const uint8_t* row_end(const uint8_t* data, Row* row) noexcept:
     """Reads a row. Returns its end."""
     memcpy(row, data, sizeof(Row))
-    data += sizeof(Row) + row.name_size + row.key_size + row.claim_size
+    data += sizeof(Row) + row.name_size + row.key_size + row.requirement_size
     return data + row.size if row.kind == WHOLE or row.kind == LIMIT else data
 
 
@@ -546,10 +546,10 @@ def rows(bytes piece not None, uint32_t inline_max):
         key = data[:row.key_size].decode() if row.key_size else None
         data += row.key_size
         permits = maximum = None
-        if row.claim_size:
-            permits = data[sizeof(uint32_t):row.claim_size].decode()
-            maximum = claim_maximum(data)
-        data += row.claim_size
+        if row.requirement_size:
+            permits = data[sizeof(uint32_t):row.requirement_size].decode()
+            maximum = requirement_maximum(data)
+        data += row.requirement_size
         body = data[:row.size]
         data += row.size
         checksum = crc32(body)
@@ -620,7 +620,7 @@ def packed(list jobs not None, uint64_t id_limit=0):
     cdef list pieces = [(<const uint8_t*>&head)[:sizeof(Head)]]
     cdef Row row
     cdef str tube, key, permits
-    cdef bytes name, body, name_of_key, name_of_permits, claim
+    cdef bytes name, body, name_of_key, name_of_permits, requirement
     cdef uint32_t maximum
     for job in jobs:
         try:
@@ -644,7 +644,7 @@ def packed(list jobs not None, uint64_t id_limit=0):
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ValueError(f"job {job[0]}: {error}") from None
         row.name_size, row.key_size = <uint8_t>len(name), <uint8_t>len(name_of_key)
-        claim = b"" if permits is None else claim_bytes(maximum, name_of_permits)
-        row.claim_size = <uint8_t>len(claim)
-        pieces.append((<const uint8_t*>&row)[:sizeof(Row)] + name + name_of_key + claim + body)
+        requirement = b"" if permits is None else requirement_bytes(maximum, name_of_permits)
+        row.requirement_size = <uint8_t>len(requirement)
+        pieces.append((<const uint8_t*>&row)[:sizeof(Row)] + name + name_of_key + requirement + body)
     return b"".join(pieces)

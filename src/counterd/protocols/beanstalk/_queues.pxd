@@ -2,11 +2,11 @@
 #
 # Floor 2, header only. A job is in the queue of its state:
 #
-#   READY      the heap of its tube, by priority and id, or that of its gate (_gates.pxd); and the tube's line, by the
+#   READY      the heap of its tube, by priority and id, or that of its group (_groups.pxd); and the tube's list, by the
 #              time when it became ready
 #   DELAYED    the heap of its tube, by the end of its delay
 #   RESERVED   the heap of the connection that holds it, by the end of its time to run
-#   BURIED     the tube's line of buried jobs
+#   BURIED     the tube's list of buried jobs
 #
 # A heap of times needs one timer, which is armed for its first job or earlier. If the timer is early, because that job
 # has left the heap, it finds nothing due and is armed again.
@@ -17,10 +17,10 @@ from counterd.engine.debug cimport debug_check
 from counterd.engine.heap cimport Heap, heap_insert, heap_remove, node_at, node_is_before
 from counterd.engine.list cimport Ends, ends_append, ends_remove
 from counterd.engine.wheel cimport Timer, timer_is_armed, timers_arm
-from counterd.protocols.beanstalk._gates cimport Gate, Gates, gate_at, gate_of
+from counterd.protocols.beanstalk._groups cimport Group, Groups, group_at, group_of
 from counterd.protocols.beanstalk._jobs cimport (
     BLOCKED, BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, URGENT, Job, Jobs, JobState, job_at, job_edited,
-    job_free, jobs_by_line,
+    job_free, jobs_in_list,
 )
 from counterd.protocols.beanstalk._keys cimport Keys, job_end_key
 from counterd.protocols.beanstalk._tubes cimport Tube, Tubes, tube_at, tube_is_paused, tube_settle
@@ -36,10 +36,10 @@ cdef struct Queues:         # this process's view
     Tubes tubes
     Workers workers
     Keys keys
-    Gates gates
-    # job_enter() and job_leave() of jobs with claims: in place, they would make those of all other jobs slower.
-    void (*enter_gated)(Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns) noexcept nogil
-    void (*leave_gated)(Queues* queues, uint32_t number) noexcept nogil
+    Groups groups
+    # job_enter() and job_leave() of jobs with requirements: in place, they would make those of all other jobs slower.
+    void (*enter_limited)(Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns) noexcept nogil
+    void (*leave_limited)(Queues* queues, uint32_t number) noexcept nogil
     uint64_t* counts        # jobs by state, and BLOCKED; in the region
     uint64_t* urgent        # ready jobs with a priority below URGENT, in the region
 
@@ -59,107 +59,107 @@ cdef inline uint32_t* queue_first(const Queues* queues, const Job* job) noexcept
     return NULL
 
 
-cdef inline Ends* queue_line(const Queues* queues, const Job* job) noexcept nogil:
-    """Returns the line for a job in its state. Returns NULL if the state has no line."""
+cdef inline Ends* state_list(const Queues* queues, const Job* job) noexcept nogil:
+    """Returns the list for a job in its state. Returns NULL if the state has no list."""
     if job.state == READY:
-        return &tube_at(&queues.tubes, job.tube).ready_line
+        return &tube_at(&queues.tubes, job.tube).ready_list
     if job.state == BURIED:
-        return &tube_at(&queues.tubes, job.tube).buried_line
+        return &tube_at(&queues.tubes, job.tube).buried_list
     return NULL
 
 
-# ---- gates ---------------------------------------------------------------------------------------------------------
+# ---- groups --------------------------------------------------------------------------------------------------------
 
-cdef inline void blocked_add(Queues* queues, const Gate* gate, int32_t count) noexcept nogil:
-    tube_at(&queues.tubes, gate.tube).jobs[<int>BLOCKED] += <uint32_t>count
+cdef inline void blocked_add(Queues* queues, const Group* group, int32_t count) noexcept nogil:
+    tube_at(&queues.tubes, group.tube).jobs[<int>BLOCKED] += <uint32_t>count
     queues.counts[<int>BLOCKED] += <uint64_t><int64_t>count
 
 
-cdef inline void gate_count(Gates* gates, uint32_t number, int32_t count) noexcept nogil:
-    """Counts that a job of a gate is reserved, or is no longer reserved."""
-    gate_of(gates, number).reserved += <uint32_t>count
-    gates.state.reserved += <uint64_t><int64_t>count
+cdef inline void group_count(Groups* groups, uint32_t number, int32_t count) noexcept nogil:
+    """Counts that a job of a group is reserved, or is no longer reserved."""
+    group_of(groups, number).reserved += <uint32_t>count
+    groups.state.reserved += <uint64_t><int64_t>count
 
 
-cdef inline void gate_put(Queues* queues, uint32_t number) noexcept nogil:
-    """Puts a job that becomes ready into a heap: the tube's heap if the job is the first of its gate and can be
-    reserved, or else the heap of its gate."""
-    cdef Gate* gate = gate_of(&queues.gates, number)
+cdef inline void group_put(Queues* queues, uint32_t number) noexcept nogil:
+    """Puts a job that becomes ready into a heap: the tube's heap if the job is the first of its group and can be
+    reserved, or else the heap of its group."""
+    cdef Group* group = group_of(&queues.groups, number)
     cdef const Heap* heap = &queues.jobs.heap
-    cdef uint32_t* ready = &tube_at(&queues.tubes, gate.tube).ready
-    gate.ready += 1
-    if gate.is_shut:
-        blocked_add(queues, gate, 1)
-        heap_insert(heap, &gate.first, number)
+    cdef uint32_t* ready = &tube_at(&queues.tubes, group.tube).ready
+    group.ready += 1
+    if group.is_blocked:
+        blocked_add(queues, group, 1)
+        heap_insert(heap, &group.first, number)
         return
-    if gate.head and not node_is_before(node_at(heap, number), node_at(heap, gate.head)):
-        heap_insert(heap, &gate.first, number)
+    if group.head and not node_is_before(node_at(heap, number), node_at(heap, group.head)):
+        heap_insert(heap, &group.first, number)
         return
-    if gate.head:
-        heap_remove(heap, ready, gate.head)
-        heap_insert(heap, &gate.first, gate.head)
-    gate.head = number
+    if group.head:
+        heap_remove(heap, ready, group.head)
+        heap_insert(heap, &group.first, group.head)
+    group.head = number
     heap_insert(heap, ready, number)
 
 
-cdef inline void gate_lift(Queues* queues, Gate* gate) noexcept nogil:
-    """Makes the first job of a gate's own heap the head of the gate."""
-    gate.head = gate.first
-    if gate.head:
-        heap_remove(&queues.jobs.heap, &gate.first, gate.head)
-        heap_insert(&queues.jobs.heap, &tube_at(&queues.tubes, gate.tube).ready, gate.head)
+cdef inline void group_lift(Queues* queues, Group* group) noexcept nogil:
+    """Makes the first job of a group's own heap the head of the group."""
+    group.head = group.first
+    if group.head:
+        heap_remove(&queues.jobs.heap, &group.first, group.head)
+        heap_insert(&queues.jobs.heap, &tube_at(&queues.tubes, group.tube).ready, group.head)
 
 
-cdef inline void gate_take(Queues* queues, uint32_t number) noexcept nogil:
+cdef inline void group_take(Queues* queues, uint32_t number) noexcept nogil:
     """Removes a ready job from the heap that contains it."""
-    cdef Gate* gate = gate_of(&queues.gates, number)
-    gate.ready -= 1
-    if gate.head == number:
-        heap_remove(&queues.jobs.heap, &tube_at(&queues.tubes, gate.tube).ready, number)
-        gate_lift(queues, gate)
+    cdef Group* group = group_of(&queues.groups, number)
+    group.ready -= 1
+    if group.head == number:
+        heap_remove(&queues.jobs.heap, &tube_at(&queues.tubes, group.tube).ready, number)
+        group_lift(queues, group)
         return
-    heap_remove(&queues.jobs.heap, &gate.first, number)
-    if gate.is_shut:
-        blocked_add(queues, gate, -1)
+    heap_remove(&queues.jobs.heap, &group.first, number)
+    if group.is_blocked:
+        blocked_add(queues, group, -1)
 
 
-cdef inline void gate_shut(Queues* queues, uint32_t number) noexcept nogil:
-    """Hides the ready jobs of an open gate."""
-    cdef Gate* gate = gate_at(&queues.gates, number)
-    debug_check(not gate.is_shut)
-    if gate.head:
-        heap_remove(&queues.jobs.heap, &tube_at(&queues.tubes, gate.tube).ready, gate.head)
-        heap_insert(&queues.jobs.heap, &gate.first, gate.head)
-    gate.head = 0
-    gate.is_shut = True
-    blocked_add(queues, gate, <int32_t>gate.ready)
+cdef inline void group_block(Queues* queues, uint32_t number) noexcept nogil:
+    """Hides the ready jobs of a group."""
+    cdef Group* group = group_at(&queues.groups, number)
+    debug_check(not group.is_blocked)
+    if group.head:
+        heap_remove(&queues.jobs.heap, &tube_at(&queues.tubes, group.tube).ready, group.head)
+        heap_insert(&queues.jobs.heap, &group.first, group.head)
+    group.head = 0
+    group.is_blocked = True
+    blocked_add(queues, group, <int32_t>group.ready)
 
 
-cdef inline void gate_open(Queues* queues, uint32_t number) noexcept nogil:
-    """Makes the ready jobs of a shut gate visible."""
-    cdef Gate* gate = gate_at(&queues.gates, number)
-    debug_check(gate.is_shut)
-    gate.is_shut = False
-    blocked_add(queues, gate, -<int32_t>gate.ready)
-    gate_lift(queues, gate)
+cdef inline void group_unblock(Queues* queues, uint32_t number) noexcept nogil:
+    """Makes the ready jobs of a blocked group visible."""
+    cdef Group* group = group_at(&queues.groups, number)
+    debug_check(group.is_blocked)
+    group.is_blocked = False
+    blocked_add(queues, group, -<int32_t>group.ready)
+    group_lift(queues, group)
 
 
 cdef inline bint job_is_blocked(const Queues* queues, uint32_t number) noexcept nogil:
     """Returns whether a ready job waits for a permit."""
     cdef const Job* job = job_at(&queues.jobs, number)
-    return job.is_gated and job.state == READY and gate_of(&queues.gates, number).is_shut
+    return job.is_limited and job.state == READY and group_of(&queues.groups, number).is_blocked
 
 
 # ---- entering and leaving a state ----------------------------------------------------------------------------------
 
 cdef inline void job_enter_as(
-    Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns, bint is_gated
+    Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns, bint is_limited
 ) noexcept nogil:
-    """Does the same as job_enter. is_gated: whether the job has a claim; a constant at each call."""
+    """Does the same as job_enter. is_limited: whether the job has a requirement; a constant at each call."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
     cdef uint32_t* first
-    cdef Ends* line
+    cdef Ends* ends
     debug_check(job.state == GONE_JOB)
     job.state = state
     job.since_ns = now_ns
@@ -168,54 +168,54 @@ cdef inline void job_enter_as(
     first = queue_first(queues, job)
     if first != NULL:
         job.node.key = key
-        if is_gated and state == READY:
-            gate_put(queues, number)
+        if is_limited and state == READY:
+            group_put(queues, number)
         else:
             heap_insert(&queues.jobs.heap, first, number)
-    line = queue_line(queues, job)
-    if line != NULL:
-        ends_append(jobs_by_line(&queues.jobs), line, number)
+    ends = state_list(queues, job)
+    if ends != NULL:
+        ends_append(jobs_in_list(&queues.jobs), ends, number)
     if state == READY and job.priority < URGENT:
         tube.urgent += 1
         queues.urgent[0] += 1
-    if is_gated and state == RESERVED:
-        gate_count(&queues.gates, number, 1)
+    if is_limited and state == RESERVED:
+        group_count(&queues.groups, number, 1)
     job_edited(&queues.jobs, number)
 
 
-cdef inline void job_leave_as(Queues* queues, uint32_t number, bint is_gated) noexcept nogil:
-    """Does the same as job_leave. is_gated: whether the job has a claim; a constant at each call."""
+cdef inline void job_leave_as(Queues* queues, uint32_t number, bint is_limited) noexcept nogil:
+    """Does the same as job_leave. is_limited: whether the job has a requirement; a constant at each call."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
     cdef uint32_t* first = queue_first(queues, job)
-    cdef Ends* line = queue_line(queues, job)
+    cdef Ends* ends = state_list(queues, job)
     if first != NULL:
-        if is_gated and job.state == READY:
-            gate_take(queues, number)
+        if is_limited and job.state == READY:
+            group_take(queues, number)
         else:
             heap_remove(&queues.jobs.heap, first, number)
-    if line != NULL:
-        ends_remove(jobs_by_line(&queues.jobs), line, number)
+    if ends != NULL:
+        ends_remove(jobs_in_list(&queues.jobs), ends, number)
     if job.state == READY and job.priority < URGENT:
         tube.urgent -= 1
         queues.urgent[0] -= 1
     if job.state == RESERVED:
         queues.workers.records[job.holder].jobs -= 1
         job.holder = 0
-        if is_gated:
-            gate_count(&queues.gates, number, -1)
+        if is_limited:
+            group_count(&queues.groups, number, -1)
     tube.jobs[<int>job.state] -= 1
     queues.counts[<int>job.state] -= 1
     job.state = GONE_JOB
 
 
-cdef inline void job_enter_gated(
+cdef inline void job_enter_limited(
     Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns
 ) noexcept nogil:
     job_enter_as(queues, number, state, key, now_ns, True)
 
 
-cdef inline void job_leave_gated(Queues* queues, uint32_t number) noexcept nogil:
+cdef inline void job_leave_limited(Queues* queues, uint32_t number) noexcept nogil:
     job_leave_as(queues, number, True)
 
 
@@ -226,16 +226,16 @@ cdef inline void job_enter(
 
     key: the key of Job.node, if the state has a heap.
     """
-    if job_at(&queues.jobs, number).is_gated:
-        queues.enter_gated(queues, number, state, key, now_ns)
+    if job_at(&queues.jobs, number).is_limited:
+        queues.enter_limited(queues, number, state, key, now_ns)
     else:
         job_enter_as(queues, number, state, key, now_ns, False)
 
 
 cdef inline void job_leave(Queues* queues, uint32_t number) noexcept nogil:
     """Removes a job from its queue. The caller then puts the job into another queue, or frees it."""
-    if job_at(&queues.jobs, number).is_gated:
-        queues.leave_gated(queues, number)
+    if job_at(&queues.jobs, number).is_limited:
+        queues.leave_limited(queues, number)
     else:
         job_leave_as(queues, number, False)
 

@@ -52,7 +52,7 @@ cdef enum:
     PUT_STEPS = 16          # of a put, some 0.6 us: records, cache lines and perhaps pages of memory that are new
     DELAY_STEPS = 8         # in addition, of the heap of delayed jobs
     LIMITED_STEPS = 12      # in addition, of a job that needs a permit
-    TUBE_STEPS = 8          # of a limit, whose tube and gate may have to be made
+    TUBE_STEPS = 8          # of a limit, whose tube and group may have to be made
     SWEEP_STEPS = 8         # of reserving, kicking or deleting a job
     TEXT_STEPS = 300        # of statistics, which take some 10 us in Python
     LOOKUPS_MAX = 32768     # of a batch: to find each of its jobs, all watched tubes are looked at
@@ -62,7 +62,7 @@ cdef enum:
 cdef inline bint has_job_room(
     BeanstalkStore store, uint32_t tube, Command command, const Request* request, bint is_unique
 ) noexcept:
-    """Returns whether there is room for a job in a tube, with its key and claim."""
+    """Returns whether there is room for a job in a tube, with its key and requirement."""
     cdef Queues* queues = &store.queues
     cdef uint64_t bytes = JOB_COST, blocks = chain_blocks(request.size)
     if is_unique:
@@ -73,7 +73,7 @@ cdef inline bint has_job_room(
     if tube_count(tube_at(&queues.tubes, tube)) >= store.tube_jobs_max or pool_left(queues.jobs.pool) == 0:
         return False
     if command == PUT_LIMITED:
-        return store.has_gate_room(tube, request.name, request.name_size, bytes, blocks)
+        return store.has_requirement_room(tube, request.name, request.name_size, bytes, blocks)
     return store.has_room(bytes, blocks)
 
 
@@ -122,24 +122,24 @@ cdef class BeanstalkSession(Session):
             return 0 if size < LINE_MAX else self.parse_long(data, size, frame)
         command = line_command(data, line)
         frame.size = line
-        frame.verdict = command
+        frame.parse_result = command
         if command == PUT or command == PUT_UNIQUE or command == PUT_LIMITED or command == SEARCH_JOBS:
             return self.parse_body(data, size, line, frame)
         return -1 if command == QUIT and line == COMMAND_WORDS[<int>QUIT].size + CRLF_SIZE else line
 
     cdef Py_ssize_t parse_body(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept:
         """Parses a line with a body and its CRLF. See sections "put", "put-unique", "put-limited", "search-jobs"."""
-        cdef const Word* word = COMMAND_WORDS + frame.verdict
+        cdef const Word* word = COMMAND_WORDS + frame.parse_result
         cdef Request request
         cdef uint64_t whole
-        cdef bint is_put = frame.verdict != SEARCH_JOBS
+        cdef bint is_put = frame.parse_result != SEARCH_JOBS
         cdef uint32_t most = (<BeanstalkStore>self.store).job_size_max if is_put else <uint32_t>NEEDLE_MAX
         if not line_decode(data + word.size, data + line - CRLF_SIZE, word.arguments, &request):
-            frame.verdict = MALFORMED
+            frame.parse_result = MALFORMED
             return line
         whole = line + <uint64_t>request.size + CRLF_SIZE
         if request.size > most:
-            frame.verdict = TOO_BIG if is_put else MALFORMED
+            frame.parse_result = TOO_BIG if is_put else MALFORMED
             frame.skip = whole
             return SKIP
         if size < whole:
@@ -154,14 +154,14 @@ cdef class BeanstalkSession(Session):
         cdef uint32_t line = line_size(data, size)
         if self.discarding == TOO_LONG_AT_CR and data[0] == b"\n":
             line = 1
-        frame.verdict = TOO_LONG if line else TOO_LONG_AT_CR if data[size - 1] == b"\r" else TOO_LONG_STILL
+        frame.parse_result = TOO_LONG if line else TOO_LONG_AT_CR if data[size - 1] == b"\r" else TOO_LONG_STILL
         frame.skip = line if line else size
         return SKIP
 
     cdef int execute_frame(self, const Frame* frame) except -1:
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef BeanstalkState* state = store.state
-        cdef Command command = <Command>frame.verdict
+        cdef Command command = <Command>frame.parse_result
         cdef Request request
         cdef Answer answer
         cdef const uint8_t* end
@@ -287,7 +287,7 @@ cdef class BeanstalkSession(Session):
             key_join(&queues.keys, &queues.jobs, key, number)
         if command == PUT_LIMITED:
             store.budget -= LIMITED_STEPS
-            store.claim(number, request.name, request.name_size, request.count)
+            store.add_requirement(number, request.name, request.name_size, request.count)
         tube_at(&queues.tubes, worker.used).total += 1
         if request.delay:
             store.budget -= DELAY_STEPS
@@ -315,7 +315,7 @@ cdef class BeanstalkSession(Session):
             return DONE
         if not store.state.draining:
             number = queues_next_ready(queues, self.connection, store.now_ns, &store.budget)
-        if number and job_at(&queues.jobs, number).is_gated:
+        if number and job_at(&queues.jobs, number).is_limited:
             number = store.next_permitted(number, self.connection, INT64_MAX)
             if number == UNFINISHED:
                 return LATER
@@ -365,7 +365,7 @@ cdef class BeanstalkSession(Session):
             number = queues_next_ready(queues, self.connection, store.now_ns, &store.budget)
             if number == 0 or <int64_t>job_at(&queues.jobs, number).size + JOB_HEAD_MAX > room:
                 break
-            if job_at(&queues.jobs, number).is_gated:
+            if job_at(&queues.jobs, number).is_limited:
                 number = store.next_permitted(number, self.connection, room)
                 if number == UNFINISHED:
                     break
@@ -408,11 +408,11 @@ cdef class BeanstalkSession(Session):
             return DELETED
         if command == RESERVE_JOB and job.state != RESERVED and not store.state.draining:
             self.count_worker()
-            if job.is_gated and not store.take_permit_alone(number):
+            if job.is_limited and not store.take_permit_alone(number):
                 return NOT_FOUND
             store.reserve(number, self.connection)
-            if job.is_gated:
-                store.first_changed(queues.gates.claims[number].gate)
+            if job.is_limited:
+                store.first_changed(queues.groups.requirements[number].group)
             return RESERVED_JOB
         if command == KICK_JOB and (job.state == BURIED or job.state == DELAYED):
             job.kicks += 1
@@ -443,7 +443,7 @@ cdef class BeanstalkSession(Session):
         elif command == PEEK_DELAYED:
             answer.number = tube.delayed
         else:
-            answer.number = tube.buried_line.first
+            answer.number = tube.buried_list.first
         return FOUND if answer.number else NOT_FOUND
 
     cdef Reply decide_on_tube(self, Command command, const Request* request, Answer* answer) except *:
@@ -659,9 +659,9 @@ cdef class BeanstalkSession(Session):
             tube_settle(&queues.tubes, self.sweep_tube)
             self.sweep_tube = 0
 
-    cdef void leave(self) noexcept:
+    cdef void give_back(self) noexcept:
         self.let_go()
-        Session.leave(self)
+        Session.give_back(self)
 
     cdef bytes give_up_on(self, bytes replies):
         """Deletes jobs that were put, unless a worker has got them. See section "The journal".
@@ -685,7 +685,7 @@ cdef class BeanstalkSession(Session):
             if is_refused:
                 command = LASTING[words[0]] if words[0] in LASTING else PUT_UNIQUE if not number else PUT
                 command = PUT_UNIQUE if number and job_at(jobs, number).key else command
-                command = PUT_LIMITED if number and job_at(jobs, number).is_gated else command
+                command = PUT_LIMITED if number and job_at(jobs, number).is_limited else command
                 command = KICK if command == KICK_JOB and len(words) > 1 else command
                 store.state.given_up[<int>command] += 1
             if number and job_at(jobs, number).reserves == 0:
@@ -729,11 +729,11 @@ cdef inline uint32_t tube_next(const Tube* tube, uint8_t state) noexcept nogil:
     if state == READY or state == 0:
         if tube.ready:
             return tube.ready
-        if tube.ready_line.first:   # all that are ready are blocked
-            return tube.ready_line.first
+        if tube.ready_list.first:   # all that are ready are blocked
+            return tube.ready_list.first
     if tube.delayed and (state == DELAYED or state == 0):
         return tube.delayed
-    return tube.buried_line.first if state == BURIED or state == 0 else 0
+    return tube.buried_list.first if state == BURIED or state == 0 else 0
 
 
 def open_store(*, job_size_max, **sizes):

@@ -48,7 +48,7 @@ cdef struct BeanstalkState:     # in the region
     uint8_t draining            # the daemon is about to stop
     uint8_t is_failing          # the journal cannot be written
     uint8_t is_full             # the journal has no room for more
-    uint32_t refusing           # while is_full: the sessions of `behind` up to this one were told so
+    uint32_t refusing           # while is_full: the sessions of `awaiting_journal` up to this one were told so
     uint32_t refused            # and of the next one, so many of the held replies that are not due
 
 
@@ -104,15 +104,15 @@ cdef class BeanstalkStore(Store):
     cdef int first_changed(self, uint32_t number) except -1
     cdef int release_permit(self, uint32_t job) except -1
     cdef void charge_permit(self) noexcept
-    cdef int serve_gates(self) except -1
-    cdef int serve_gate(self, uint32_t number) except -1
-    cdef void expect_gate(self, uint32_t number, int64_t due_ns) noexcept
-    cdef bint has_gate_room(
+    cdef int serve_groups(self) except -1
+    cdef int serve_group(self, uint32_t number) except -1
+    cdef void expect_group(self, uint32_t number, int64_t due_ns) noexcept
+    cdef bint has_requirement_room(
         self, uint32_t tube, const uint8_t* name, uint32_t size, uint64_t bytes, uint64_t blocks
     ) noexcept
-    cdef void claim(self, uint32_t number, const uint8_t* name, uint32_t size, uint32_t maximum) noexcept
-    cdef int end_claim(self, uint32_t job) except -1
-    cdef int move_claim(self, uint32_t job, uint32_t tube) except -1
+    cdef void add_requirement(self, uint32_t number, const uint8_t* name, uint32_t size, uint32_t maximum) noexcept
+    cdef int end_requirement(self, uint32_t job) except -1
+    cdef int move_requirement(self, uint32_t job, uint32_t tube) except -1
     cdef int bury(self, uint32_t number) except -1
 
 
@@ -149,8 +149,8 @@ cdef inline int journal_fill(BeanstalkStore store) except -1:
     cdef Session session
     cdef uint32_t count
     store.steps = GIVEN_UP
-    while store.state.refusing < <size_t>len(store.behind):
-        session = store.behind[store.state.refusing]
+    while store.state.refusing < <size_t>len(store.awaiting_journal):
+        session = store.awaiting_journal[store.state.refusing]
         count = 0
         for at, (position, replies) in enumerate([] if session.held is None else session.held.pieces):
             count += <uint64_t>position > store.durable  # the others can be sent meanwhile
@@ -171,13 +171,13 @@ cdef inline int journal_fail(BeanstalkStore store) except -1:
     """The journal cannot be written: sends a slice of the held replies, as give_up_on() changes them."""
     cdef Session session
     store.steps = GIVEN_UP
-    while store.behind and store.steps > 0:
-        session = store.behind[len(store.behind) - 1]
+    while store.awaiting_journal and store.steps > 0:
+        session = store.awaiting_journal[len(store.awaiting_journal) - 1]
         for at, (position, replies) in enumerate([] if session.held is None else session.held.pieces):
             if <uint64_t>position > store.durable and store.steps > 0:
                 store.steps -= 1 + (<int>PyBytes_GET_SIZE(replies) >> REPLY_SHIFT)
                 session.held.replace(at, 0, session.give_up_on(replies))
         session.update_held()
-        if not session.is_behind:
-            store.behind.pop()
+        if not session.awaits_journal:
+            store.awaiting_journal.pop()
     return 0

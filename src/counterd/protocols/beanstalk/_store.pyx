@@ -21,19 +21,19 @@ from counterd.engine.region cimport region_reserve
 from counterd.engine.table cimport IndexEntry, name_blocks, name_bytes, name_tag
 from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
 from counterd.protocols.beanstalk._audits cimport audit_queues
-from counterd.protocols.beanstalk._gates cimport (
-    CLAIM_COST, GATE_COST, GATE_HEAD, Claim, Gate, Gates, gate_at, gate_find, gate_join, gate_make, gate_of,
-    gates_begin, gates_reserve, gates_retry_ns, permits_name,
+from counterd.protocols.beanstalk._groups cimport (
+    GROUP_COST, GROUP_HEAD, REQUIREMENT_COST, Group, Groups, Requirement, group_at, group_find, group_join, group_make,
+    group_of, groups_begin, groups_reserve, groups_retry_ns, permits_name,
 )
 from counterd.protocols.beanstalk._jobs cimport (
     BLOCKED, BURIED, DELAYED, JOB_COST, READY, RESERVED, Job, JobsState, job_at, jobs_begin, jobs_reserve,
 )
 from counterd.protocols.beanstalk._keys cimport KEY_COST, Key, key_free, keys_begin, keys_reserve
-from counterd.protocols.beanstalk._permits cimport claim_end, permit_await, permit_release, permit_take
+from counterd.protocols.beanstalk._permits cimport permit_await, permit_release, permit_take, requirement_end
 from counterd.protocols.beanstalk._queues cimport (
-    MARGIN_NS, gate_open, gate_shut, job_bury, job_delay, job_delete, job_enter_gated, job_is_blocked, job_leave,
-    job_leave_gated, job_move, job_ready, job_reserve, queues_next_ready, tube_count, tube_expect, tube_limit,
-    worker_is_pressed,
+    MARGIN_NS, group_block, group_unblock, job_bury, job_delay, job_delete, job_enter_limited, job_is_blocked,
+    job_leave, job_leave_limited, job_move, job_ready, job_reserve, queues_next_ready, tube_count, tube_expect,
+    tube_limit, worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
     DEADLINE_SOON, GOOD, INTERNAL_ERROR, JOB_HEAD_MAX, REPLIES, REPLY_WORDS, TIMED_OUT, Reply, write_body, write_end,
@@ -57,8 +57,8 @@ cdef enum:
 
 assert JOB_COST == sizeof(Job) + 2 * sizeof(IndexEntry), sizeof(Job)
 assert KEY_COST == sizeof(Key) + 2 * sizeof(IndexEntry), sizeof(Key)
-assert GATE_COST == sizeof(Gate) + 2 * sizeof(IndexEntry), sizeof(Gate)
-assert CLAIM_COST == sizeof(Claim)
+assert GROUP_COST == sizeof(Group) + 2 * sizeof(IndexEntry), sizeof(Group)
+assert REQUIREMENT_COST == sizeof(Requirement)
 assert TUBE_COST == sizeof(Tube) + 2 * sizeof(IndexEntry), sizeof(Tube)
 
 
@@ -94,8 +94,8 @@ cdef class BeanstalkStore(Store):
         jobs_reserve(&self.queues.jobs, &self.region, <uint32_t>min(memory_limit // JOB_COST, <uint64_t>1 << 29))
         tubes_reserve(&self.queues.tubes, &self.region, tubes)
         keys_reserve(&self.queues.keys, &self.region, <uint32_t>min(memory_limit // KEY_COST, <uint64_t>1 << 29))
-        gates_reserve(
-            &self.queues.gates, &self.region, <uint32_t>min(memory_limit // GATE_COST, <uint64_t>1 << 29),
+        groups_reserve(
+            &self.queues.groups, &self.region, <uint32_t>min(memory_limit // GROUP_COST, <uint64_t>1 << 29),
             self.queues.jobs.capacity
         )
         workers_reserve(
@@ -111,9 +111,9 @@ cdef class BeanstalkStore(Store):
         tubes_begin(&self.queues.tubes, self.header.key, &self.chains, self.now_ns)
         workers_begin(&self.queues.workers, self.now_ns)
         keys_begin(&self.queues.keys, self.header.key, &self.chains, self.now_ns)
-        gates_begin(&self.queues.gates, self.header.key, &self.chains, self.now_ns)
+        groups_begin(&self.queues.groups, self.header.key, &self.chains, self.now_ns)
         self.queues.counts = self.state.counts
-        self.queues.enter_gated, self.queues.leave_gated = job_enter_gated, job_leave_gated
+        self.queues.enter_limited, self.queues.leave_limited = job_enter_limited, job_leave_limited
         self.queues.urgent = &self.state.urgent
         name = b"default"
         self.state.piece_ns = PIECE_NS
@@ -134,7 +134,7 @@ cdef class BeanstalkStore(Store):
             <uint64_t>self.queues.jobs.pool.used * JOB_COST + <uint64_t>self.chains.pool.used * BLOCK_SIZE
             + <uint64_t>self.queues.tubes.table.pool.used * TUBE_COST
             + <uint64_t>self.queues.keys.table.pool.used * KEY_COST
-            + self.queues.gates.state.bytes
+            + self.queues.groups.state.bytes
             + (watches - self.sessions_open if watches > self.sessions_open else 0) * WATCH_COST
         )
 
@@ -230,7 +230,7 @@ cdef class BeanstalkStore(Store):
         cdef const Tube* tube = tube_at(&self.queues.tubes, job_at(&self.queues.jobs, number).tube)
         job_ready(&self.queues, number, self.now_ns)  # it stays ready if there is no memory for the reply
         if job_is_blocked(&self.queues, number):
-            return self.first_changed(self.queues.gates.claims[number].gate)
+            return self.first_changed(self.queues.groups.requirements[number].group)
         if self.first_waiting(tube) and not tube_is_paused(tube, self.now_ns):
             self.hand_over(number, self.first_waiting(tube))
         return 0
@@ -266,7 +266,7 @@ cdef class BeanstalkStore(Store):
         cdef size_t line_size = write_given_line(line, job, self.queues.workers.records[connection].command) - line
         cdef bytes message = PyBytes_FromStringAndSize(NULL, line_size + job.size + CRLF_SIZE)
         cdef uint8_t* target = <uint8_t*>PyBytes_AS_STRING(message)
-        if job.is_gated and not self.take_permit(number):
+        if job.is_limited and not self.take_permit(number):
             return 0
         memcpy(target, line, line_size)
         write_body(target + line_size, &self.queues, job)
@@ -292,75 +292,75 @@ cdef class BeanstalkStore(Store):
         session.resume(PyBytes_FromStringAndSize(<const char*>line, end - line))
         return 0
 
-    # ---- permits: see _gates.pxd ----
+    # ---- permits: see _groups.pxd ----
 
     def borrow(self, lender):
         """Implements BorrowingStore.borrow."""
         self.lender = lender
 
     def settled(self, uint32_t ticket, bint granted):
-        """Implements BorrowingStore.settled. A ticket is the number of a gate."""
-        cdef Gate* gate
+        """Implements BorrowingStore.settled. A ticket is the number of a group."""
+        cdef Group* group
         with self:
-            gate = gate_at(&self.queues.gates, ticket)
-            gate.place = 0
-            gate.has_permit = granted
-            self.queues.gates.state.granted += granted
-            self.expect_gate(ticket, 0 if granted else gates_retry_ns(&self.queues.gates, self.now_ns))
+            group = group_at(&self.queues.groups, ticket)
+            group.place = 0
+            group.has_permit = granted
+            self.queues.groups.state.granted += granted
+            self.expect_group(ticket, 0 if granted else groups_retry_ns(&self.queues.groups, self.now_ns))
 
-    cdef void expect_gate(self, uint32_t number, int64_t due_ns) noexcept:
-        """Serves a gate at due_ns. 0 means immediately, not at the next tick of the wheel."""
-        timers_arm(&self.queues.gates.timers, number, due_ns)
+    cdef void expect_group(self, uint32_t number, int64_t due_ns) noexcept:
+        """Serves a group at due_ns. 0 means immediately, not at the next tick of the wheel."""
+        timers_arm(&self.queues.groups.timers, number, due_ns)
         self.expect(due_ns)
 
-    cdef bint has_gate_room(
+    cdef bint has_requirement_room(
         self, uint32_t tube, const uint8_t* name, uint32_t size, uint64_t bytes, uint64_t blocks
     ) noexcept:
-        """Returns whether there is room for a claim, and for `bytes` and `blocks` as in has_room()."""
-        cdef const Gates* gates = &self.queues.gates
-        if gate_find(gates, tube, name, size):
-            return self.has_room(bytes + CLAIM_COST, blocks)
-        return pool_left(gates.table.pool) != 0 and self.has_room(
-            bytes + CLAIM_COST + GATE_COST, blocks + name_blocks(&gates.table, GATE_HEAD + size)
+        """Returns whether there is room for a requirement, and for `bytes` and `blocks` as in has_room()."""
+        cdef const Groups* groups = &self.queues.groups
+        if group_find(groups, tube, name, size):
+            return self.has_room(bytes + REQUIREMENT_COST, blocks)
+        return pool_left(groups.table.pool) != 0 and self.has_room(
+            bytes + REQUIREMENT_COST + GROUP_COST, blocks + name_blocks(&groups.table, GROUP_HEAD + size)
         )
 
-    cdef void claim(self, uint32_t number, const uint8_t* name, uint32_t size, uint32_t maximum) noexcept:
-        """Gives a claim to a job that is not in a queue. There must be room for the claim."""
+    cdef void add_requirement(self, uint32_t number, const uint8_t* name, uint32_t size, uint32_t maximum) noexcept:
+        """Gives a requirement to a job that is not in a queue. There must be room for the requirement."""
         cdef Job* job = job_at(&self.queues.jobs, number)
-        cdef uint32_t gate = gate_find(&self.queues.gates, job.tube, name, size)
-        if gate == 0:
-            gate = gate_make(&self.queues.gates, job.tube, name, size)
-        gate_join(&self.queues.gates, gate, number, maximum)
-        job.is_gated = True
+        cdef uint32_t group = group_find(&self.queues.groups, job.tube, name, size)
+        if group == 0:
+            group = group_make(&self.queues.groups, job.tube, name, size)
+        group_join(&self.queues.groups, group, number, maximum)
+        job.is_limited = True
 
-    cdef int end_claim(self, uint32_t job) except -1:
-        """Ends the claim of a job that has no permit and is not in a queue."""
-        cdef uint32_t number = self.queues.gates.claims[job].gate
-        return 0 if claim_end(&self.queues, self.lender, job, self.now_ns) else self.first_changed(number)
+    cdef int end_requirement(self, uint32_t job) except -1:
+        """Ends the requirement of a job that has no permit and is not in a queue."""
+        cdef uint32_t number = self.queues.groups.requirements[job].group
+        return 0 if requirement_end(&self.queues, self.lender, job, self.now_ns) else self.first_changed(number)
 
-    cdef int move_claim(self, uint32_t job, uint32_t tube) except -1:
-        """Gives a job that will move to another tube the same claim there. Returns 0 if there is no room."""
-        cdef bytes name = permits_name(&self.queues.gates, gate_of(&self.queues.gates, job))
-        cdef uint32_t maximum = self.queues.gates.claims[job].maximum
+    cdef int move_requirement(self, uint32_t job, uint32_t tube) except -1:
+        """Gives a job that will move to another tube the same requirement there. Returns 0 if there is no room."""
+        cdef bytes name = permits_name(&self.queues.groups, group_of(&self.queues.groups, job))
+        cdef uint32_t maximum = self.queues.groups.requirements[job].maximum
         cdef uint32_t before = job_at(&self.queues.jobs, job).tube
-        if not self.has_gate_room(tube, name, <uint32_t>len(name), 0, 0):
+        if not self.has_requirement_room(tube, name, <uint32_t>len(name), 0, 0):
             return 0
-        self.end_claim(job)
+        self.end_requirement(job)
         job_at(&self.queues.jobs, job).tube = tube
-        self.claim(job, name, <uint32_t>len(name), maximum)
+        self.add_requirement(job, name, <uint32_t>len(name), maximum)
         job_at(&self.queues.jobs, job).tube = before
         return 1
 
     cdef int take_permit(self, uint32_t job) except -1:
         """Takes the permit of a ready job that will be reserved, and returns 1.
 
-        If no permit is available, shuts the job's gate, which then waits for one, and returns 0.
+        If no permit is available, blocks the job's group, which then waits for one, and returns 0.
         """
-        cdef uint32_t number = self.queues.gates.claims[job].gate
+        cdef uint32_t number = self.queues.groups.requirements[job].group
         if self.take_permit_alone(job):
             return 1
-        if not gate_at(&self.queues.gates, number).is_shut:
-            gate_shut(&self.queues, number)
+        if not group_at(&self.queues.groups, number).is_blocked:
+            group_block(&self.queues, number)
         self.wait_for_permit(number)
         return 0
 
@@ -372,13 +372,13 @@ cdef class BeanstalkStore(Store):
     cdef int release_permit(self, uint32_t job) except -1:
         """Gives back the permit of a job that was reserved."""
         self.charge_permit()
-        return permit_release(&self.queues, self.lender, gate_of(&self.queues.gates, job), self.now_ns)
+        return permit_release(&self.queues, self.lender, group_of(&self.queues.groups, job), self.now_ns)
 
     cdef int wait_for_permit(self, uint32_t number) except -1:
-        """Makes a shut gate wait for a permit for its first job, unless it already waits."""
+        """Makes a blocked group wait for a permit for its first job, unless it already waits."""
         self.charge_permit()
         if not permit_await(&self.queues, self.lender, number, self.now_ns):
-            self.expect_gate(number, gates_retry_ns(&self.queues.gates, self.now_ns))
+            self.expect_group(number, groups_retry_ns(&self.queues.groups, self.now_ns))
         return 0
 
     cdef void charge_permit(self) noexcept:
@@ -386,37 +386,37 @@ cdef class BeanstalkStore(Store):
         self.budget -= PERMIT_BUDGET
 
     cdef int first_changed(self, uint32_t number) except -1:
-        """Called when the first job of a gate may have changed. A waiting gate then waits for that job's maximum."""
-        return self.wait_for_permit(number) if gate_at(&self.queues.gates, number).place else 0
+        """Called when the first job of a group may have changed. A waiting group then waits for that job's maximum."""
+        return self.wait_for_permit(number) if group_at(&self.queues.groups, number).place else 0
 
-    cdef int serve_gates(self) except -1:
-        """Serves gates that have got a permit, or that have to try again."""
+    cdef int serve_groups(self) except -1:
+        """Serves groups that have got a permit, or that have to try again."""
         cdef uint32_t number
         while self.steps > 0:
-            number = timers_take(&self.queues.gates.timers, self.now_ns, &self.steps)
+            number = timers_take(&self.queues.groups.timers, self.now_ns, &self.steps)
             if number == 0:
                 break
-            self.serve_gate(number)
+            self.serve_group(number)
         return 0
 
-    cdef int serve_gate(self, uint32_t number) except -1:
-        """Gives jobs of a shut gate to waiting connections while there are permits, then opens the gate."""
-        cdef Gate* gate = gate_at(&self.queues.gates, number)
-        cdef const Tube* tube = tube_at(&self.queues.tubes, gate.tube)
-        if gate.place:
+    cdef int serve_group(self, uint32_t number) except -1:
+        """Gives jobs of a blocked group to waiting connections while there are permits, then unblocks the group."""
+        cdef Group* group = group_at(&self.queues.groups, number)
+        cdef const Tube* tube = tube_at(&self.queues.tubes, group.tube)
+        if group.place:
             return 0
-        while gate.is_shut and gate.first and self.first_waiting(tube) and not tube_is_paused(tube, self.now_ns):
+        while group.is_blocked and group.first and self.first_waiting(tube) and not tube_is_paused(tube, self.now_ns):
             if self.steps <= 0:
-                self.expect_gate(number, 0)
+                self.expect_group(number, 0)
                 return 0
             self.steps -= 1
-            if not self.hand_over(gate.first, self.first_waiting(tube)):
+            if not self.hand_over(group.first, self.first_waiting(tube)):
                 return 0
-        if gate.is_shut:
-            gate_open(&self.queues, number)
-        if gate.has_permit:
-            gate.has_permit = False
-            permit_release(&self.queues, self.lender, gate, self.now_ns)
+        if group.is_blocked:
+            group_unblock(&self.queues, number)
+        if group.has_permit:
+            group.has_permit = False
+            permit_release(&self.queues, self.lender, group, self.now_ns)
         return 0
 
     cdef uint32_t next_permitted(self, uint32_t number, uint32_t connection, int64_t room) except? 0xffffffff:
@@ -432,7 +432,7 @@ cdef class BeanstalkStore(Store):
             number = queues_next_ready(&self.queues, connection, self.now_ns, &self.budget)
             if number == 0 or <int64_t>job_at(&self.queues.jobs, number).size + JOB_HEAD_MAX > room:
                 return 0
-            if not job_at(&self.queues.jobs, number).is_gated:
+            if not job_at(&self.queues.jobs, number).is_limited:
                 break
         return number
 
@@ -453,14 +453,14 @@ cdef class BeanstalkStore(Store):
         cdef int64_t of_workers = timers_next_ns(&self.queues.workers.timers)
         cdef int64_t of_tubes = timers_next_ns(&self.queues.tubes.timers)
         cdef int64_t of_keys = timers_next_ns(&self.queues.keys.timers)
-        cdef int64_t of_gates = timers_next_ns(&self.queues.gates.timers)
+        cdef int64_t of_groups = timers_next_ns(&self.queues.groups.timers)
         cdef int64_t due_ns = self.journal_due_ns()
         if self.queues.workers.state.leaving_first or self.state.draining and self.queues.workers.state.waiting:
             return 0
         if tubes_next_left(&self.queues.tubes):
             return 0
-        if self.behind and (
-            self.state.is_failing or self.state.is_full and self.state.refusing < <size_t>len(self.behind)
+        if self.awaiting_journal and (
+            self.state.is_failing or self.state.is_full and self.state.refusing < <size_t>len(self.awaiting_journal)
         ):
             return 0
         if of_workers >= 0:
@@ -469,8 +469,8 @@ cdef class BeanstalkStore(Store):
             due_ns = min(due_ns, of_tubes)
         if of_keys >= 0:
             due_ns = min(due_ns, of_keys)
-        if of_gates >= 0:
-            due_ns = min(due_ns, of_gates)
+        if of_groups >= 0:
+            due_ns = min(due_ns, of_groups)
         return -1 if due_ns == INT64_MAX else due_ns
 
     cdef int run_due(self) except -1:
@@ -484,7 +484,7 @@ cdef class BeanstalkStore(Store):
         self.steps = SLICE
         self.serve_keys()
         self.steps = SLICE
-        self.serve_gates()
+        self.serve_groups()
         self.steps = SLICE
         tubes_free_ended(&self.queues.tubes, &self.steps)
         if self.state.draining:
@@ -544,13 +544,13 @@ cdef class BeanstalkStore(Store):
     cdef int end_job(self, uint32_t number) except -1:
         """Ends a job. The key of the job may stay taken for some time."""
         cdef Job* job = job_at(&self.queues.jobs, number)
-        cdef bint is_gated = job.is_gated, had_permit = job.state == RESERVED
+        cdef bint is_limited = job.is_limited, had_permit = job.state == RESERVED
         cdef int64_t due_ns
         job_delete(&self.queues, number, self.now_ns)
-        if is_gated:
+        if is_limited:
             if had_permit:
                 self.release_permit(number)
-            self.end_claim(number)
+            self.end_requirement(number)
         due_ns = timers_next_ns(&self.queues.keys.timers)
         if due_ns >= 0:
             self.expect(due_ns)
@@ -567,7 +567,7 @@ cdef class BeanstalkStore(Store):
         cdef const Tube* tube = tube_at(&self.queues.tubes, job.tube)
         cdef uint32_t target = tube.retire_to
         job_leave(&self.queues, number)
-        if job.is_gated:
+        if job.is_limited:
             self.release_permit(number)
         if tube.reserves_max == 0 or job.reserves < tube.reserves_max:
             return self.delay(number) if is_delayed else self.make_ready(number)
@@ -575,7 +575,7 @@ cdef class BeanstalkStore(Store):
         if target == 0 or tube_count(tube_at(&self.queues.tubes, target)) >= self.tube_jobs_max:
             job_bury(&self.queues, number, self.now_ns)
             return 0
-        if job.is_gated and not self.move_claim(number, target):
+        if job.is_limited and not self.move_requirement(number, target):
             job_bury(&self.queues, number, self.now_ns)
             return 0
         job_move(&self.queues, number, target)
@@ -584,7 +584,7 @@ cdef class BeanstalkStore(Store):
     cdef int bury(self, uint32_t number) except -1:
         """Buries a reserved job."""
         job_leave(&self.queues, number)
-        if job_at(&self.queues.jobs, number).is_gated:
+        if job_at(&self.queues.jobs, number).is_limited:
             self.release_permit(number)
         job_bury(&self.queues, number, self.now_ns)
         return 0
@@ -718,9 +718,9 @@ cdef class BeanstalkStore(Store):
 
     cdef int64_t oldest_ready_ns(self, const Tube* tube) noexcept:
         """Returns how long a tube's oldest ready job has been ready."""
-        if tube.ready_line.first == 0:
+        if tube.ready_list.first == 0:
             return 0
-        return self.now_ns - job_at(&self.queues.jobs, tube.ready_line.first).since_ns
+        return self.now_ns - job_at(&self.queues.jobs, tube.ready_list.first).since_ns
 
     cdef dict figures(self):
         cdef dict figures = Store.figures(self)
@@ -731,9 +731,9 @@ cdef class BeanstalkStore(Store):
             "jobs:delayed": state.counts[<int>DELAYED],
             "jobs:buried": state.counts[<int>BURIED],
             "blocked": state.counts[<int>BLOCKED],
-            "gates": self.queues.gates.table.pool.used,
-            "permits": self.queues.gates.state.reserved,
-            "granted_later": self.queues.gates.state.granted,
+            "gates": self.queues.groups.table.pool.used,
+            "permits": self.queues.groups.state.reserved,
+            "granted_later": self.queues.groups.state.granted,
             "urgent": state.urgent,
             "jobs": self.queues.jobs.pool.used - self.queues.jobs.state.ended,
             "jobs_max": self.queues.jobs.pool.capacity,

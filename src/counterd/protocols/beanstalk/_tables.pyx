@@ -13,7 +13,7 @@ from counterd.protocols.beanstalk._queues cimport Queues
 from counterd.protocols.beanstalk._store cimport BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport Tube, tube_at
 
-from counterd.listing import CONNECTION, Column, Figure, Table
+from counterd.tables import CONNECTION, Column, Figure, Table
 
 cdef double NS_PER_S = 1e9
 
@@ -32,7 +32,7 @@ cdef class TubesWalk(RankedWalk):
     cdef int64_t oldest_ns(self, const Tube* tube) noexcept:
         """Returns how long the tube's oldest ready job has been ready."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
-        self.work -= BLOCK_WORK if tube.ready_line.first else 0
+        self.work -= BLOCK_WORK if tube.ready_list.first else 0
         return store.oldest_ready_ns(tube)
 
     cdef bint rank(self, uint32_t number, const Record* record, uint64_t* rank) noexcept:

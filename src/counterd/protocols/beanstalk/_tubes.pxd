@@ -36,8 +36,8 @@ cdef struct Tube:           # 232 bytes
     Links links             # in the order in which tubes were made
     uint32_t ready          # first of the heap, by priority
     uint32_t delayed        # first of the heap, by time
-    Ends ready_line         # in the order in which jobs became ready
-    Ends buried_line
+    Ends ready_list         # in the order in which jobs became ready
+    Ends buried_list
     Ends queue              # watches of connections that wait; the first one has waited longest
     uint32_t waiting
     uint32_t urgent         # ready jobs with a priority below URGENT

@@ -9,18 +9,18 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterd.contract import Figures, Files, LeasedLimits, Lender, Room, Windows
-from counterd.listing import Figure
+from counterd.contract import Figures, Files, LeasedLimits, Lender, ProtocolSpec, Windows
 from counterd.protocols.counter import yrmcds
 from counterd.protocols.counter.wire import PORT
 from counterd.settings import absolute_path, integer, setting, size
+from counterd.tables import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from counterd.listing import Table
     from counterd.protocols.counter._store import CounterStore
     from counterd.protocols.counter.limits import Limits
+    from counterd.tables import Table
 
 # An index has at most 2^31 slots, numbered by a 32-bit tag, and at least two for each entry. The default of
 # counter.holdings is twice the number of buckets.
@@ -72,7 +72,7 @@ def make_store(settings: CounterSettings, figures: Figures, now_ns: int) -> Coun
         figures=figures,
     )
     store.limit_takes(settings.waiters_per_connection, settings.settle_time)
-    store.limit_stays(settings.resume_max)
+    store.limit_resumptions(settings.resume_max)
     store.limit_shares(settings.remote_share, settings.local_share)
     return store
 
@@ -95,12 +95,12 @@ def reload(store: CounterStore, settings: CounterSettings) -> None:
     """Applies the settings that can change while the store runs."""
     store.limit_holdings(settings.holdings_per_connection)
     store.limit_takes(settings.waiters_per_connection, settings.settle_time)
-    store.limit_stays(settings.resume_max)
+    store.limit_resumptions(settings.resume_max)
     store.limit_shares(settings.remote_share, settings.local_share)
 
 
 def lend(store: CounterStore, settled: Callable[[int, bool], None], wake: Callable[[], None]) -> Lender:
-    """Lends permits to another protocol's store. settled, wake: see Room.lend."""
+    """Lends permits to another protocol's store. settled, wake: see ProtocolSpec.lend."""
     from counterd.protocols.counter._lending import Lending  # noqa: PLC0415 - as above
 
     return Lending.of(store, settled, wake)
@@ -199,7 +199,7 @@ FIGURES = (
     ),
 )
 
-ROOM = Room(
+PROTOCOL = ProtocolSpec(
     name="counter",
     default_port=PORT,
     settings=CounterSettings,

@@ -14,13 +14,13 @@ from counterd.engine.permits cimport Permit, Permits, permit_at
 from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport timer_at, timer_is_armed
 from counterd.protocols.counter._counters cimport Counter, Counters, counter_at, counter_exists
-from counterd.protocols.counter._peers cimport PLACES, STAYS, WAITS, Peer, Peers
+from counterd.protocols.counter._peers cimport GRACES, PLACES, WAITS, Peer, Peers
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, FLAG_RATE
+from counterd.protocols.counter._resumptions cimport CONNECTION_NAME_MAX, Resumption, Resumptions
 from counterd.protocols.counter._shares cimport (
     FLAG_KEPT, FLAG_SHARED, KINDS, PARTITIONS, Link, Share, Shares, links_listed, blocked_by_share, share_rights,
 )
-from counterd.protocols.counter._stays cimport TITLE_MAX, Stay, Stays
-from counterd.protocols.counter._takes cimport Charge, Item, Taker, Takes, charges_by_connection, charges_by_grant
+from counterd.protocols.counter._takes cimport Charge, QueuedItem, Taker, Takes, charges_by_connection, charges_by_grant
 
 
 cdef inline uint32_t audit_flow(const Fair* fair, uint32_t number) except? 0xffffffff:
@@ -112,7 +112,7 @@ cdef inline int audit_pins(const Takes* takes) except -1:
     """Checks the items of waiting Takes, and what the records say about these items."""
     cdef const Fair* fair = &takes.counters.fair
     cdef uint32_t number, items = 0, rates = 0, i
-    cdef const Item* item
+    cdef const QueuedItem* item
     cdef const Permit* permit
     cdef dict pins = {}, pinned = {}, awaited = {}
     cdef bint waits, is_rate, is_armed
@@ -155,7 +155,7 @@ cdef inline int audit_pins(const Takes* takes) except -1:
         raise AssertionError(
             f"{items} items and {rates} rates, {takes.state.items.used} and {takes.state.rates} counted"
         )
-    audit_pool(&takes.state.items, &takes.items.next, sizeof(Item), "items")
+    audit_pool(&takes.state.items, &takes.items.next, sizeof(QueuedItem), "items")
     audit_timers(&takes.deadlines, fair.state.waiters.fresh)
     audit_timers(&takes.counters.fulls, takes.counters.permits.table.pool.fresh)
     return 0
@@ -192,30 +192,30 @@ cdef inline int audit_takes(const Takes* takes) except -1:
     return audit_charges(takes)
 
 
-cdef inline int audit_stays(const Stays* stays, void** sessions) except -1:
+cdef inline int audit_resumed(const Resumptions* resumptions, void** sessions) except -1:
     """Checks which connections are in their grace time. sessions: the sessions of the open connections."""
-    cdef uint32_t number, kept = 0, holdings = 0, last = stays.permits.connections.pool.fresh
-    cdef const Stay* stay
+    cdef uint32_t number, kept = 0, holdings = 0, last = resumptions.permits.connections.pool.fresh
+    cdef const Resumption* resumption
     for number in range(1, last + 1):
-        stay = stays.stays + number
-        if bool(stay.is_kept) != timer_is_armed(timer_at(&stays.timers, number)):
+        resumption = resumptions.records + number
+        if bool(resumption.is_in_grace) != timer_is_armed(timer_at(&resumptions.timers, number)):
             raise AssertionError(f"connection {number}: its timer is wrong")
-        if stay.is_kept and (stay.secret == 0 or sessions[number] != NULL):
+        if resumption.is_in_grace and (resumption.secret == 0 or sessions[number] != NULL):
             raise AssertionError(f"connection {number} is kept, but open or without a token")
-        if stay.is_leaving and not stay.is_kept or stay.title_size > TITLE_MAX:
+        if resumption.is_leaving and not resumption.is_in_grace or resumption.name_size > CONNECTION_NAME_MAX:
             raise AssertionError(f"connection {number}: the data about its grace time is wrong")
-        kept += stay.is_kept
-        holdings += stays.permits.holders[number].holdings if stay.is_kept else 0
-    if kept != stays.state.kept or holdings != stays.state.kept_holdings:
+        kept += resumption.is_in_grace
+        holdings += resumptions.permits.holders[number].holdings if resumption.is_in_grace else 0
+    if kept != resumptions.state.graces or holdings != resumptions.state.grace_holdings:
         raise AssertionError(
-            f"{kept} kept with {holdings} holdings, {stays.state.kept} and {stays.state.kept_holdings} counted"
+            f"{kept} kept with {holdings}; {resumptions.state.graces} and {resumptions.state.grace_holdings} counted"
         )
-    number = stays.permits.connections.pool.free
+    number = resumptions.permits.connections.pool.free
     while number:
-        if stays.stays[number].secret or stays.stays[number].title_size:
+        if resumptions.records[number].secret or resumptions.records[number].name_size:
             raise AssertionError(f"connection {number} is free, but has data about a grace time")
-        number = stays.permits.connections.links[number]
-    audit_timers(&stays.timers, last)
+        number = resumptions.permits.connections.links[number]
+    audit_timers(&resumptions.timers, last)
     return 0
 
 
@@ -238,7 +238,7 @@ cdef inline int audit_counters(const Counters* counters) except -1:
     return 0
 
 
-cdef inline int audit_peers(const Peers* peers, const Takes* takes, const Stays* stays) except -1:
+cdef inline int audit_peers(const Peers* peers, const Takes* takes, const Resumptions* resumptions) except -1:
     """Checks the places of each peer."""
     cdef const Fair* fair = &takes.counters.fair
     cdef uint32_t number, connection
@@ -250,11 +250,11 @@ cdef inline int audit_peers(const Peers* peers, const Takes* takes, const Stays*
             places = found.setdefault(peers.keys[connection], [0] * PLACES)
             places[<int>WAITS] += 1
             places[WAITS + 1] += takes.waiting[number].items - 1
-    for connection in range(1, stays.permits.connections.pool.fresh + 1):
-        if stays.stays[connection].is_kept and peers.keys[connection]:
+    for connection in range(1, resumptions.permits.connections.pool.fresh + 1):
+        if resumptions.records[connection].is_in_grace and peers.keys[connection]:
             places = found.setdefault(peers.keys[connection], [0] * PLACES)
-            places[<int>STAYS] += 1
-            places[STAYS + 1] += stays.permits.holders[connection].holdings
+            places[<int>GRACES] += 1
+            places[GRACES + 1] += resumptions.permits.holders[connection].holdings
     for number in range(1, peers.state.peers.fresh + 1):
         if peers.peers[number].key:
             places = [peers.peers[number].used[kind] for kind in range(PLACES)]

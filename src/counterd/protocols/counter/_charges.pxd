@@ -7,12 +7,12 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.engine.fair cimport queue_find, queue_wake
 from counterd.engine.permits cimport ABSENT, FULL, GRANTED, Outcome
-from counterd.protocols.counter._asks cimport Ask
 from counterd.protocols.counter._counters cimport NS_PER_TENTH, Counters
+from counterd.protocols.counter._items cimport Item
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_RATE, Pace, Rate, rate_adjust, rate_is_full
 from counterd.protocols.counter._shares cimport FLAG_SHARED, share_take
 from counterd.protocols.counter._takes cimport (
-    Charge, Taker, Takes, TakesState, ask_find, charge_end, rate_at, rate_create, rate_expect, take_end,
+    Charge, Taker, Takes, TakesState, charge_end, item_find, rate_at, rate_create, rate_expect, take_end,
 )
 
 # ---- charges -------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ cdef inline uint32_t charge_find(
 
 
 cdef inline Outcome take_settle(
-    Takes* takes, uint32_t connection, uint64_t grant, Ask* ask, uint32_t used, int64_t now_ns, int64_t* budget
+    Takes* takes, uint32_t connection, uint64_t grant, Item* item, uint32_t used, int64_t now_ns, int64_t* budget
 ) noexcept nogil:
     """Ends a charge, and replaces it by the units that were used. The result ABSENT means that the charge does not
     exist.
@@ -67,15 +67,15 @@ cdef inline Outcome take_settle(
     If the rate has been full since the charge, it is made again for the units that were used beyond the charge. The
     result FULL means that there is no room for the rate.
     """
-    cdef uint32_t number = charge_find(takes, connection, grant, ask.tag, budget)
+    cdef uint32_t number = charge_find(takes, connection, grant, item.tag, budget)
     cdef Charge* charge = takes.charges + number
     cdef uint32_t record
     if number == 0:
         return ABSENT
-    record = ask_find(takes, ask)
+    record = item_find(takes, item)
     if record == 0 and used > charge.amount:
-        ask.pace = Pace(charge.period_us, charge.limit, charge.burst)
-        record = rate_create(takes, ask, now_ns, budget)
+        item.pace = Pace(charge.period_us, charge.limit, charge.burst)
+        record = rate_create(takes, item, now_ns, budget)
         if record == 0:
             return FULL
     if record:

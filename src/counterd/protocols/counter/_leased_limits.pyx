@@ -24,7 +24,7 @@ from counterd.protocols.counter._shares cimport (
     share_call_soon, share_can_go, share_end, share_partition, share_rights, share_unlist,
 )
 from counterd.protocols.counter._store cimport CounterStore
-from counterd.protocols.counter._takes cimport Item
+from counterd.protocols.counter._takes cimport QueuedItem
 
 cdef enum:
     COUNTERS = 0            # kinds of shares
@@ -163,7 +163,7 @@ cdef class LeasedLimits:
         cdef const Record* record = self.record(number)
         cdef const RateState* state = counters.rates + number
         cdef Blocked first
-        cdef const Item* item
+        cdef const QueuedItem* item
         cdef const Rule* rule = NULL
         if counters.limits.generation:
             rule = limits_rule(&counters.limits, &counters.permits, number, kind == RATES)
@@ -194,9 +194,9 @@ cdef class LeasedLimits:
             <uint64_t>self.first_item(queue).amount * counters.fair.queues[queue].waiters
         )
 
-    cdef const Item* first_item(self, uint32_t queue) noexcept:
+    cdef const QueuedItem* first_item(self, uint32_t queue) noexcept:
         """Returns the item of the first Take in a queue that is for this name."""
-        cdef const Item* item = &self.store.takes.waiting[self.store.counters.fair.queues[queue].first].first
+        cdef const QueuedItem* item = &self.store.takes.waiting[self.store.counters.fair.queues[queue].first].first
         while item.queue != queue:
             item = self.store.takes.items + item.next
         return item

@@ -10,10 +10,10 @@ from counterd.engine.permits cimport Holding, Permit, permit_at
 from counterd.engine.wheel cimport timers_arm
 from counterd.protocols.counter._counters cimport NS_PER_TENTH, Counters
 from counterd.protocols.counter._rates cimport FLAG_AWAITED
+from counterd.protocols.counter._resumptions cimport Resumptions, token_revoke
 from counterd.protocols.counter._shares cimport (
     FLAG_SHARED, KINDS, PARTITIONS, Partition, Share, Shares, SharesState, blocked_remove, shares_lose,
 )
-from counterd.protocols.counter._stays cimport Stays, stay_discard
 
 
 cdef inline int session_unblock(Shares* shares, void** sessions, uint32_t connection) except -1:
@@ -61,22 +61,24 @@ cdef inline bint holding_is_lost(const Counters* counters, uint32_t entry) noexc
     return holding.since_tenths <= counters.shares.state.partitions[share.partition].ended_tenths
 
 
-cdef inline bint holder_drop(Stays* stays, void** sessions, uint32_t connection, int64_t now_ns) except -1:
+cdef inline bint holder_drop(Resumptions* resumptions, void** sessions, uint32_t connection, int64_t now_ns) except -1:
     """Drops a connection, or ends its grace time, so that its permits are given back.
 
     Returns False if that was done before.
     """
-    if stays.stays[connection].is_kept:
-        timers_arm(&stays.timers, connection, now_ns)
+    if resumptions.records[connection].is_in_grace:
+        timers_arm(&resumptions.timers, connection, now_ns)
         return True
     if sessions[connection] == NULL:
         return False
-    stay_discard(stays, connection)
+    token_revoke(resumptions, connection)
     (<Session>sessions[connection]).drop()
     return True
 
 
-cdef inline int leases_end(Counters* counters, Stays* stays, void** sessions, int64_t now_ns, int steps) except -1:
+cdef inline int leases_end(
+    Counters* counters, Resumptions* resumptions, void** sessions, int64_t now_ns, int steps
+) except -1:
     """Ends the leases that are over, wakes requests about which nobody can be asked any more, and drops holders.
 
     Connections of other stores (_lending.pyx) are not dropped, because nobody is behind them. Returns how many of the
@@ -101,7 +103,7 @@ cdef inline int leases_end(Counters* counters, Stays* stays, void** sessions, in
         shares.state.to_drop -= 1
         if holding_is_lost(counters, number):
             shares.state.dropped += holder_drop(
-                stays, sessions, counters.permits.holdings[number].connection, now_ns
+                resumptions, sessions, counters.permits.holdings[number].connection, now_ns
             )
     if shares.state.to_drop == 0:
         shares.state.dropping = 0

@@ -18,14 +18,14 @@ from counterd.engine.debug cimport debug_check
 from counterd.engine.fair cimport queue_wake
 from counterd.engine.permits cimport GRANTED, REFUSED, Outcome, permit_at
 from counterd.engine.table cimport Record
-from counterd.protocols.counter._asks cimport Ask, Verdict, ask_tag
 from counterd.protocols.counter._counters cimport counter_release
+from counterd.protocols.counter._items cimport Decision, Item, item_tag
 from counterd.protocols.counter._messages cimport NO_ERROR
-from counterd.protocols.counter._store cimport CounterStore
 from counterd.protocols.counter._rates cimport Pace
 from counterd.protocols.counter._shares cimport FLAG_SHARED, share_call_later
+from counterd.protocols.counter._store cimport CounterStore
 from counterd.protocols.counter._takes cimport (
-    asks_resolve, take_end, take_wait, takes_decide, takes_grant, takes_have_room,
+    items_resolve, take_end, take_wait, takes_decide, takes_grant, takes_have_room,
 )
 
 
@@ -37,7 +37,7 @@ cdef class Lending(Session):
 
     @staticmethod
     def of(CounterStore store not None, settled, wake):
-        """Makes the lender of a store. settled, wake: see contract.Room. Raises MemoryError."""
+        """Makes the lender of a store. settled, wake: see contract.ProtocolSpec. Raises MemoryError."""
         cdef Lending lending
         with store:
             lending = Lending(store)
@@ -58,19 +58,19 @@ cdef class Lending(Session):
         if self.store is not None:
             (<CounterStore>self.store).sessions[self.connection] = NULL
 
-    cdef Ask ask(self, bytes name, uint32_t maximum):
+    cdef Item item(self, bytes name, uint32_t maximum):
         """Makes the item of a Take of one permit. The item refers to `name`, and does not copy it."""
-        cdef Ask ask
-        ask.name = <const uint8_t*>PyBytes_AS_STRING(name)
-        ask.name_size = <uint32_t>PyBytes_GET_SIZE(name)
-        ask.pace = Pace(0, 0, 0)
-        ask.tag = ask_tag(&(<CounterStore>self.store).counters.permits, &ask)
-        ask.amount = 1
-        ask.maximum = maximum
-        ask.on_death = 0
-        ask.is_named = False
-        ask.record = 0
-        return ask
+        cdef Item item
+        item.name = <const uint8_t*>PyBytes_AS_STRING(name)
+        item.name_size = <uint32_t>PyBytes_GET_SIZE(name)
+        item.pace = Pace(0, 0, 0)
+        item.tag = item_tag(&(<CounterStore>self.store).counters.permits, &item)
+        item.amount = 1
+        item.maximum = maximum
+        item.on_death = 0
+        item.is_named = False
+        item.record = 0
+        return item
 
     cdef CounterStore enter(self, int64_t now_ns):
         self.store.begin_call(max(now_ns, self.store.now_ns))
@@ -90,12 +90,12 @@ cdef class Lending(Session):
     def acquire(self, bytes name not None, uint32_t maximum, int64_t now_ns):
         """Implements contract.Lender.acquire."""
         cdef CounterStore store = self.enter(now_ns)
-        cdef Ask ask = self.ask(name, maximum)
+        cdef Item item = self.item(name, maximum)
         cdef Outcome outcome = REFUSED
         try:
             if not store.draining:
                 outcome = takes_decide(
-                    &store.takes, self.connection, &ask, 1, store.counters.limits.generation != 0, store.now_ns,
+                    &store.takes, self.connection, &item, 1, store.counters.limits.generation != 0, store.now_ns,
                     &store.budget
                 ).outcome
         finally:
@@ -105,17 +105,17 @@ cdef class Lending(Session):
     def retake(self, bytes name not None, uint32_t maximum, int64_t now_ns):
         """Implements contract.Lender.retake."""
         cdef CounterStore store = self.enter(now_ns)
-        cdef Ask ask = self.ask(name, maximum)
+        cdef Item item = self.item(name, maximum)
         cdef Record* record
         try:
-            if not asks_resolve(&store.takes, &ask, 1, store.now_ns, &store.budget):
+            if not items_resolve(&store.takes, &item, 1, store.now_ns, &store.budget):
                 return False
-            if not takes_have_room(&store.takes, self.connection, &ask, 1):
+            if not takes_have_room(&store.takes, self.connection, &item, 1):
                 return False
-            takes_grant(&store.takes, self.connection, &ask, 1, store.now_ns)
-            record = &permit_at(&store.counters.permits, ask.record).record
+            takes_grant(&store.takes, self.connection, &item, 1, store.now_ns)
+            record = &permit_at(&store.counters.permits, item.record).record
             if record.flags & FLAG_SHARED:
-                share_call_later(&store.counters.shares, ask.record, &record.flags)
+                share_call_later(&store.counters.shares, item.record, &record.flags)
             return True
         finally:
             self.leave_call()
@@ -123,10 +123,10 @@ cdef class Lending(Session):
     def release(self, bytes name not None, int64_t now_ns):
         """Implements contract.Lender.release."""
         cdef CounterStore store = self.enter(now_ns)
-        cdef Ask ask = self.ask(name, 1)
+        cdef Item item = self.item(name, 1)
         cdef Outcome outcome
         try:
-            outcome = counter_release(&store.counters, self.connection, ask.tag, ask.name, ask.name_size, 1)
+            outcome = counter_release(&store.counters, self.connection, item.tag, item.name, item.name_size, 1)
             debug_check(outcome == GRANTED)
         finally:
             self.leave_call()
@@ -134,14 +134,14 @@ cdef class Lending(Session):
     def enqueue(self, bytes name not None, uint32_t maximum, uint32_t ticket, int64_t now_ns):
         """Implements contract.Lender.enqueue."""
         cdef CounterStore store = self.enter(now_ns)
-        cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
-        cdef Ask ask = self.ask(name, maximum)
+        cdef Decision decision = Decision(REFUSED, 0, False, 0, INT64_MAX)
+        cdef Item item = self.item(name, maximum)
         cdef uint32_t place = 0
         try:
-            if not store.parting and asks_resolve(&store.takes, &ask, 1, store.now_ns, &store.budget):
+            if not store.parting and items_resolve(&store.takes, &item, 1, store.now_ns, &store.budget):
                 place = take_wait(
-                    &store.takes, self.connection, &ask, 1, &verdict, ticket, <uint64_t>1 << 63 | self.connection, 1, 0,
-                    store.now_ns, INT64_MAX
+                    &store.takes, self.connection, &item, 1, &decision, ticket, <uint64_t>1 << 63 | self.connection, 1,
+                    0, store.now_ns, INT64_MAX
                 )
             return place
         finally:

@@ -11,7 +11,7 @@ from counterd.engine.byteorder cimport (
     load_be16, load_be32, load_be64, load_le32, store_be32, store_be64, store_le32,
 )
 from counterd.engine.fair cimport WEIGHT_MAX
-from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask
+from counterd.protocols.counter._items cimport ITEMS_MAX, Item
 from counterd.protocols.counter._rates cimport LIMIT_MAX, Pace
 from counterd.protocols.counter._takes cimport REFUNDED
 
@@ -249,45 +249,45 @@ cdef inline const uint8_t* head_decode(const uint8_t* body, uint32_t size, TakeH
     return head.key + head.key_size
 
 
-cdef inline const uint8_t* ask_decode(
-    const uint8_t* item, const uint8_t* end, TakeHead* head, Ask* ask
+cdef inline const uint8_t* item_decode(
+    const uint8_t* data, const uint8_t* end, TakeHead* head, Item* item
 ) noexcept nogil:
     """Decodes an item of a Take, except for its tag. Returns where the item ends, or NULL if it is invalid."""
-    if end - item < PERMIT_HEAD:
+    if end - data < PERMIT_HEAD:
         return NULL
-    ask.name_size = load_be16(item + 2)
-    ask.amount = load_be32(item + 4)
-    ask.on_death = item[1]
-    ask.is_named = item[0] == NAMED_RATE
-    if item[0] == PERMIT:
-        ask.maximum = load_be32(item + 8)
-        ask.pace.period_us = 0
-        if ask.amount > ask.maximum or ask.on_death:
+    item.name_size = load_be16(data + 2)
+    item.amount = load_be32(data + 4)
+    item.on_death = data[1]
+    item.is_named = data[0] == NAMED_RATE
+    if data[0] == PERMIT:
+        item.maximum = load_be32(data + 8)
+        item.pace.period_us = 0
+        if item.amount > item.maximum or item.on_death:
             return NULL
-        item += PERMIT_HEAD
-    elif item[0] == RATE and end - item >= RATE_HEAD:
+        data += PERMIT_HEAD
+    elif data[0] == RATE and end - data >= RATE_HEAD:
         head.has_rates = True
-        ask.pace.limit = load_be32(item + 8)
-        ask.pace.burst = load_be32(item + 12)
-        ask.pace.period_us = load_be64(item + 16)
+        item.pace.limit = load_be32(data + 8)
+        item.pace.burst = load_be32(data + 12)
+        item.pace.period_us = load_be64(data + 16)
         if not (
-            0 < ask.pace.limit <= LIMIT_MAX and 0 < ask.pace.period_us <= PERIOD_MAX_US
-            and ask.amount <= ask.pace.burst and ask.on_death <= REFUNDED
+            0 < item.pace.limit <= LIMIT_MAX and 0 < item.pace.period_us <= PERIOD_MAX_US
+            and item.amount <= item.pace.burst and item.on_death <= REFUNDED
         ):
             return NULL
-        item += RATE_HEAD
-    elif item[0] == NAMED_RATE:
+        data += RATE_HEAD
+    elif data[0] == NAMED_RATE:
         head.has_rates = head.has_named = True
-        ask.pace = Pace(1, 1, 0)    # until asks_limit()
-        if load_be32(item + 8) or ask.on_death > REFUNDED:
+        item.pace = Pace(1, 1, 0)   # until items_limit()
+        if load_be32(data + 8) or item.on_death > REFUNDED:
             return NULL
-        item += PERMIT_HEAD
+        data += PERMIT_HEAD
     else:
         return NULL
-    if ask.name_size == 0 or ask.amount == 0 or end - item < <Py_ssize_t>ask.name_size:
+    if item.name_size == 0 or item.amount == 0 or end - data < <Py_ssize_t>item.name_size:
         return NULL
-    ask.name = item
-    return item + ask.name_size
+    item.name = data
+    return data + item.name_size
 
 
 cdef inline uint32_t retry_ms(int64_t due_ns, int64_t now_ns) noexcept nogil:
@@ -338,4 +338,4 @@ cdef inline uint32_t shortage_encode(
 cdef enum:
     RESUME_SIZE = 4         # bytes of the body: the grace time in ms
     PRESENT_SIZE = 20       # likewise, with a token, 12, and the number of the attempt, 4
-    STAY_SIZE = 16          # bytes of the reply: the token, and the grace time
+    RESUME_REPLY_SIZE = 16  # bytes of the reply: the token, and the grace time

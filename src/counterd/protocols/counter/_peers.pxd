@@ -22,7 +22,7 @@ from counterd.engine.table cimport Index, index_home, index_insert, index_remove
 
 cdef enum Places:           # each with a second kind, of which some are needed for one of the first
     WAITS = 0               # Takes that wait; the items of these after the first
-    STAYS = 2               # connections in their grace time; their holdings
+    GRACES = 2              # connections in their grace time; their holdings
     PLACES = 4
 
 cdef enum:
@@ -53,11 +53,11 @@ cdef struct Peers:          # this process's view
 
 
 cdef inline int peers_reserve(
-    Peers* peers, Region* region, uint32_t waits, uint32_t stays, uint32_t holdings
+    Peers* peers, Region* region, uint32_t waits, uint32_t graces, uint32_t holdings
 ) except -1:
     """Reserves memory for the peers of so many waiting Takes and grace times. holdings: the most in grace times."""
-    cdef uint32_t capacity = waits + stays
-    peers.most = [waits, waits, stays, holdings]
+    cdef uint32_t capacity = waits + graces
+    peers.most = [waits, waits, graces, holdings]
     region_reserve(region, b"peers", sizeof(PeersState), <void**>&peers.state)
     region_reserve(region, b"peers", (<size_t>capacity + 1) * sizeof(Peer), <void**>&peers.peers)
     region_reserve(region, b"peers", (CONNECTIONS_MAX + 1) * sizeof(uint64_t), <void**>&peers.keys)
@@ -69,7 +69,7 @@ cdef inline void peers_begin(Peers* peers, const uint64_t* key) noexcept nogil:
     """Call this once, after the region was mapped. key: the SipHash key."""
     debug_check(sizeof(Peer) == 32)
     peers.key = key
-    peers.state.peers.capacity = peers.most[<int>WAITS] + peers.most[<int>STAYS]
+    peers.state.peers.capacity = peers.most[<int>WAITS] + peers.most[<int>GRACES]
     peers.state.shares = [100, 100]
 
 
@@ -147,7 +147,7 @@ cdef inline void peer_give_back(Peers* peers, uint32_t connection, Places kind, 
     debug_check(number != 0 and peer.used[<int>kind] > 0 and peer.used[kind + 1] >= more)
     peer.used[<int>kind] -= 1
     peer.used[kind + 1] -= more
-    if peer.used[<int>WAITS] == 0 and peer.used[<int>STAYS] == 0:
+    if peer.used[<int>WAITS] == 0 and peer.used[<int>GRACES] == 0:
         index_remove(&peers.index, peer_tag(key), number)
         peer.key = 0
         pool_put(&peers.state.peers, &peers.peers.next, sizeof(Peer), number)

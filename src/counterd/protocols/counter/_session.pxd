@@ -4,7 +4,7 @@ from libc.stdint cimport uint8_t, uint32_t
 
 from counterd._core cimport Frame, Session
 from counterd.engine.permits cimport Outcome
-from counterd.protocols.counter._asks cimport Ask
+from counterd.protocols.counter._items cimport Item
 from counterd.protocols.counter._messages cimport Answer, TakeHead
 from counterd.protocols.counter._rates cimport Pace
 
@@ -22,10 +22,10 @@ cdef class CounterSession(Session):
     cdef int take_one(self, const Frame* frame) except -1
     cdef int take_several(self, const Frame* frame) except -1
     cdef int execute_other(self, const Frame* frame) except -1
-    cdef int execute_stay(self, const Frame* frame) except -1
+    cdef int execute_resumption(self, const Frame* frame) except -1
     cdef Answer resume_decide(self, const Frame* frame) except *
     cdef uint32_t amount_held(self, const Frame* frame) noexcept
-    cdef bint asks_read(self, const Frame* frame, TakeHead* head, Ask* asks) noexcept
+    cdef bint read_items(self, const Frame* frame, TakeHead* head, Item* items) noexcept
     cdef int take(self, const Frame* frame) except -1
     cdef bint ask(self, uint32_t amount, uint32_t most, const Pace* pace, int items) noexcept
     cdef bint may_wait(self) noexcept

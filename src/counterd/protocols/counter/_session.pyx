@@ -21,28 +21,28 @@ from counterd.engine.permits cimport (
     FULL, GRANTED, REFUSED, Outcome, Permits, ledger_find, ledger_tag, permit_at,
 )
 from counterd.engine.table cimport RECORD_USED, index_peek, index_prefetch, name_read, name_tag, table_find
-from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, ask_tag, asks_limit, asks_repeat
 from counterd.protocols.counter._charges cimport take_settle
 from counterd.protocols.counter._counters cimport (
     NS_PER_TENTH, Counter, Counters, counter_acquire, counter_at, counter_everywhere, counter_exists, counter_get,
     counter_release,
 )
+from counterd.protocols.counter._items cimport ITEMS_MAX, Decision, Item, item_tag, items_limit, items_repeat
 from counterd.protocols.counter._leases cimport session_unblock
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, BODY_MAX, CANCEL, DUMP, EVERYWHERE, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, LIMITS, NOOP,
-    NOT_ACQUIRED, NOT_FOUND, NO_ERROR, OPCODES, OUT_OF_MEMORY, PERMIT, PRESENT_SIZE, RELEASE, REPLY_MAX, REQUEST_MAGIC,
-    RESOURCE_NOT_AVAILABLE, RESUME, RESUME_SIZE, SETTLE, STATS, STAY_SIZE, TAKE, TAKE_HEAD, TAKE_MAX, UNKNOWN_COMMAND,
-    WHO, Answer, Request, TakeHead, absence_encode, ask_decode, frame_opaque, grant_encode, head_decode, header_encode,
-    reply_encode, request_decode, request_kind, success_encode, take_peek, take_simplify,
+    ACQUIRE, BODY_MAX, CANCEL, DUMP, EVERYWHERE, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, LIMITS, NO_ERROR,
+    NOOP, NOT_ACQUIRED, NOT_FOUND, OPCODES, OUT_OF_MEMORY, PERMIT, PRESENT_SIZE, RELEASE, REPLY_MAX, REQUEST_MAGIC,
+    RESOURCE_NOT_AVAILABLE, RESUME, RESUME_REPLY_SIZE, RESUME_SIZE, SETTLE, STATS, TAKE, TAKE_HEAD, TAKE_MAX,
+    UNKNOWN_COMMAND, WHO, Answer, Request, TakeHead, absence_encode, frame_opaque, grant_encode, head_decode,
+    header_encode, item_decode, reply_encode, request_decode, request_kind, success_encode, take_peek, take_simplify,
 )
-from counterd.protocols.counter._permits cimport Want, wants_are_there, wants_grant, wants_read
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_RATE, RATE_TAG, Pace
-from counterd.protocols.counter._shares cimport FLAG_SHARED, Blocked, Shares, blocked_add, blocked_remove
-from counterd.protocols.counter._stays cimport (
-    TITLE_MAX, TOKEN_SIZE, stay_ask, stay_find, token_secret, token_write,
+from counterd.protocols.counter._resumptions cimport (
+    CONNECTION_NAME_MAX, TOKEN_SIZE, token_find, token_issue, token_secret, token_write,
 )
+from counterd.protocols.counter._shares cimport FLAG_SHARED, Blocked, Shares, blocked_add, blocked_remove
 from counterd.protocols.counter._store cimport CounterStore
-from counterd.protocols.counter._takes cimport Takes, asks_find, takes_decide
+from counterd.protocols.counter._take_fast cimport FastItem, fast_take_fits, fast_take_grant, fast_take_read
+from counterd.protocols.counter._takes cimport Takes, items_find, takes_decide
 
 cdef enum:
     UNKNOWN = 255           # in BODY_FIXED
@@ -152,20 +152,20 @@ cdef class CounterSession(Session):
         frame.size = HEADER_SIZE
         frame.key_size = 0
         if data[0] != REQUEST_MAGIC:
-            frame.verdict = INVALID_ARGUMENTS
+            frame.parse_result = INVALID_ARGUMENTS
             return -1
-        frame.verdict = UNKNOWN_COMMAND if fixed == UNKNOWN else INVALID_ARGUMENTS  # until the body turns out right
+        frame.parse_result = UNKNOWN_COMMAND if fixed == UNKNOWN else INVALID_ARGUMENTS     # until the body is right
         if body > BODY_MAX and (opcode != TAKE or body > TAKE_MAX):
             return -1
         if size - HEADER_SIZE < body:
             return 0
         frame.size += body
         if fixed == 0 and body == 0:
-            frame.verdict = NO_ERROR
+            frame.parse_result = NO_ERROR
         elif 0 < fixed < body and fixed < OTHER:
             return self.parse_named(data + HEADER_SIZE, body, opcode, fixed, frame)
         elif opcode == TAKE and body >= TAKE_HEAD and data[HEADER_SIZE] > 1:
-            frame.verdict = NO_ERROR    # take_several() decodes its items
+            frame.parse_result = NO_ERROR   # take_several() decodes its items
         elif fixed == OTHER:
             return self.parse_other(data + HEADER_SIZE, body, opcode, frame)
         return frame.size
@@ -184,7 +184,7 @@ cdef class CounterSession(Session):
             return frame.size
         if opcode == ACQUIRE and (load_be32(body) == 0 or load_be32(body + 4) < load_be32(body)):
             return frame.size
-        frame.verdict = NO_ERROR
+        frame.parse_result = NO_ERROR
         frame.key = body + fixed
         frame.key_size = name_size
         frame.tag = name_tag(&permits.table, frame.key, name_size)
@@ -202,7 +202,7 @@ cdef class CounterSession(Session):
             if kind == 0:
                 frame.key_size = 0
                 return frame.size
-            frame.verdict = NO_ERROR
+            frame.parse_result = NO_ERROR
             frame.tag = name_tag(&permits.table, frame.key, frame.key_size) ^ (0 if kind == PERMIT else RATE_TAG)
             index_prefetch(&permits.table.index, frame.tag)
             index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
@@ -211,11 +211,11 @@ cdef class CounterSession(Session):
                 self.parse_named(body, size, opcode, SETTLE_FIXED, frame)
                 frame.tag ^= RATE_TAG
         elif opcode == CANCEL:
-            frame.verdict = NO_ERROR if size == CANCEL_SIZE else INVALID_ARGUMENTS
-        elif opcode == WHO and 0 < size <= TITLE_MAX:
-            frame.verdict = NO_ERROR
+            frame.parse_result = NO_ERROR if size == CANCEL_SIZE else INVALID_ARGUMENTS
+        elif opcode == WHO and 0 < size <= CONNECTION_NAME_MAX:
+            frame.parse_result = NO_ERROR
         elif opcode == RESUME and (size == RESUME_SIZE or size == PRESENT_SIZE) and load_be32(body):
-            frame.verdict = NO_ERROR
+            frame.parse_result = NO_ERROR
         return frame.size
 
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
@@ -241,8 +241,8 @@ cdef class CounterSession(Session):
         cdef Request request
         cdef Outcome outcome
         cdef uint32_t number
-        if frame.verdict != NO_ERROR:
-            return self.refuse(frame, frame.verdict)
+        if frame.parse_result != NO_ERROR:
+            return self.refuse(frame, frame.parse_result)
         if frame.data[1] >= STATS:
             if frame.data[1] != TAKE:
                 return self.execute_other(frame)
@@ -294,9 +294,9 @@ cdef class CounterSession(Session):
         cdef const uint8_t* body = frame.data + HEADER_SIZE
         cdef Answer answer = Answer(NO_ERROR, 0, NULL)
         cdef Outcome outcome
-        cdef Ask ask
+        cdef Item item
         if opcode > SETTLE:
-            return self.execute_stay(frame)
+            return self.execute_resumption(frame)
         store.requests[opcode] += 1
         if opcode <= DUMP:
             return self.reply_at_length(frame)
@@ -304,9 +304,9 @@ cdef class CounterSession(Session):
             if not store.cancel(self, load_le32(body)):
                 answer.status = NOT_FOUND
         else:
-            ask.name, ask.name_size, ask.tag = frame.key, frame.key_size, frame.tag
+            item.name, item.name_size, item.tag = frame.key, frame.key_size, frame.tag
             outcome = take_settle(
-                &store.takes, self.connection, load_be64(body), &ask, load_be32(body + 8), store.now_ns, &store.budget
+                &store.takes, self.connection, load_be64(body), &item, load_be32(body + 8), store.now_ns, &store.budget
             )
             answer.status = STATUS_OF_OUTCOME[<int>outcome]
             store.look_again()
@@ -315,7 +315,7 @@ cdef class CounterSession(Session):
         store.out_size += reply_encode(store.out + store.out_size, frame, &answer)
         return DONE
 
-    cdef int execute_stay(self, const Frame* frame) except -1:
+    cdef int execute_resumption(self, const Frame* frame) except -1:
         """Executes Resume, Goodbye, Who and Held. See section "Resume"."""
         cdef CounterStore store = <CounterStore>self.store
         cdef uint8_t opcode = frame.data[1]
@@ -328,7 +328,7 @@ cdef class CounterSession(Session):
             if not store.give_back(self):
                 answer.status = PENDING
         elif opcode == WHO:
-            if not store.entitle(self.connection, frame.data + HEADER_SIZE, frame.size - HEADER_SIZE):
+            if not store.name_connection(self.connection, frame.data + HEADER_SIZE, frame.size - HEADER_SIZE):
                 answer.status = INVALID_ARGUMENTS
         if answer.status == PENDING:
             return LATER
@@ -337,9 +337,9 @@ cdef class CounterSession(Session):
         if answer.status != INVALID_ARGUMENTS:
             store.requests[opcode] += 1
         if answer.status == NO_ERROR and opcode == RESUME:
-            target = reply(store, RESUME, opaque, STAY_SIZE)
-            token_write(&store.stays, self.connection, target)
-            store_be32(target + TOKEN_SIZE, store.stays.stays[self.connection].grace_ms)
+            target = reply(store, RESUME, opaque, RESUME_REPLY_SIZE)
+            token_write(&store.resumptions, self.connection, target)
+            store_be32(target + TOKEN_SIZE, store.resumptions.records[self.connection].grace_ms)
         elif answer.status == NO_ERROR and opcode == HELD:
             store_be32(reply(store, HELD, opaque, HELD_SIZE), self.amount_held(frame))
         else:
@@ -357,14 +357,14 @@ cdef class CounterSession(Session):
         cdef uint32_t attempt, number
         if store.draining:
             return Answer(RESOURCE_NOT_AVAILABLE, 0, b"Draining")
-        if store.stays.state.max_ms == 0:
+        if store.resumptions.state.max_ms == 0:
             return Answer(RESOURCE_NOT_AVAILABLE, 0, NULL)
         store.meet(self)
         if frame.size == HEADER_SIZE + RESUME_SIZE:
-            stay_ask(&store.stays, self.connection, load_be32(body), 0, 0)
+            token_issue(&store.resumptions, self.connection, load_be32(body), 0, 0)
             return Answer(NO_ERROR, 0, NULL)
         attempt = load_be32(token + TOKEN_SIZE)
-        number = stay_find(&store.stays, token, attempt)
+        number = token_find(&store.resumptions, token, attempt)
         if number == self.connection or not store.holds_nothing(self.connection):
             return Answer(INVALID_ARGUMENTS, 0, NULL)
         if number == 0:
@@ -372,7 +372,7 @@ cdef class CounterSession(Session):
         if not store.wait_of_ends(number):
             return Answer(PENDING, 0, NULL)
         store.exchange(self, number)
-        stay_ask(&store.stays, number, load_be32(body), token_secret(token), attempt)
+        token_issue(&store.resumptions, number, load_be32(body), token_secret(token), attempt)
         return Answer(NO_ERROR, 0, NULL)
 
     cdef uint32_t amount_held(self, const Frame* frame) noexcept:
@@ -385,49 +385,49 @@ cdef class CounterSession(Session):
     cdef int take_several(self, const Frame* frame) except -1:
         """Executes a Take of several items. Permits that are available have a short way."""
         cdef Takes* takes = &(<CounterStore>self.store).takes
-        cdef Want[ITEMS_MAX] wants
+        cdef FastItem[ITEMS_MAX] items
         cdef uint8_t* left
         cdef int count
         if (<CounterStore>self.store).draining or takes.counters.limits.generation:
             return self.take(frame)
-        count = wants_read(&takes.counters.permits.table, frame, wants)
-        if count == 0 or not wants_are_there(takes, self.connection, wants, count):
+        count = fast_take_read(&takes.counters.permits.table, frame, items)
+        if count == 0 or not fast_take_fits(takes, self.connection, items, count):
             return self.take(frame)
         self.store.budget -= ITEM_STEPS * count
         left = grant_reply(self, frame, takes.state.grant + 1, count)
-        wants_grant(takes, self.connection, wants, count, self.store.now_ns, left)
+        fast_take_grant(takes, self.connection, items, count, self.store.now_ns, left)
         return DONE
 
-    cdef bint asks_read(self, const Frame* frame, TakeHead* head, Ask* asks) noexcept:
+    cdef bint read_items(self, const Frame* frame, TakeHead* head, Item* items) noexcept:
         """Decodes a Take, and hashes the names of its items. Returns False if the Take is invalid."""
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
         cdef const uint8_t* end = frame.data + frame.size
-        cdef const uint8_t* item = head_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, head)
+        cdef const uint8_t* data = head_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, head)
         cdef int i = 0
-        if item == NULL:
+        if data == NULL:
             return False
         for i in range(head.count):
-            item = ask_decode(item, end, head, &asks[i])
-            if item == NULL:
+            data = item_decode(data, end, head, &items[i])
+            if data == NULL:
                 return False
-        if item != end:
+        if data != end:
             return False
         for i in range(head.count):
-            asks[i].tag = frame.tag if head.count == 1 else ask_tag(permits, &asks[i])
-        return not asks_repeat(asks, head.count)
+            items[i].tag = frame.tag if head.count == 1 else item_tag(permits, &items[i])
+        return not items_repeat(items, head.count)
 
     cdef int take(self, const Frame* frame) except -1:
         """Executes a Take: replies, or lets the Take wait. See section "Take"."""
         cdef CounterStore store = <CounterStore>self.store
         cdef Takes* takes = &store.takes
         cdef TakeHead head
-        cdef Ask[ITEMS_MAX] asks
-        cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
+        cdef Item[ITEMS_MAX] items
+        cdef Decision decision = Decision(REFUSED, 0, False, 0, INT64_MAX)
         cdef uint8_t* target
         cdef uint8_t status
         cdef bint is_limited
         cdef int i
-        if not self.asks_read(frame, &head, asks):
+        if not self.read_items(frame, &head, items):
             return self.refuse(frame, INVALID_ARGUMENTS)
         store.counters.shares.missing = 0
         store.requests[<int>TAKE] += 1
@@ -435,42 +435,42 @@ cdef class CounterSession(Session):
         is_limited = head.has_named or store.counters.limits.generation != 0
         if store.draining:
             status = RESOURCE_NOT_AVAILABLE
-            asks_find(takes, asks, head.count)
+            items_find(takes, items, head.count)
             if is_limited:
-                asks_limit(&store.counters, asks, head.count, &verdict)
-                verdict.item = 0    # the reply is about the first, whatever is short
+                items_limit(&store.counters, items, head.count, &decision)
+                decision.item = 0   # the reply is about the first, whatever is short
         else:
-            verdict = takes_decide(
-                takes, self.connection, asks, head.count, is_limited, store.now_ns, &store.budget
+            decision = takes_decide(
+                takes, self.connection, items, head.count, is_limited, store.now_ns, &store.budget
             )
-            if verdict.outcome == REFUSED and head.wait_ms and self.may_wait() and not verdict.is_over:
+            if decision.outcome == REFUSED and head.wait_ms and self.may_wait() and not decision.is_over:
                 store.counters.shares.missing = 0
-                if store.wait_for(self, frame, &head, asks, &verdict):
+                if store.wait_for(self, frame, &head, items, &decision):
                     return DONE
-                verdict.outcome = FULL
-            elif verdict.outcome == REFUSED and self.ask(
-                asks[verdict.item].amount, asks[verdict.item].maximum,
-                &asks[verdict.item].pace if asks[verdict.item].pace.period_us else NULL, head.count
+                decision.outcome = FULL
+            elif decision.outcome == REFUSED and self.ask(
+                items[decision.item].amount, items[decision.item].maximum,
+                &items[decision.item].pace if items[decision.item].pace.period_us else NULL, head.count
             ):
                 store.requests[<int>TAKE] -= 1
                 return LATER
             self.asked = 0
-            status = STATUS_OF_OUTCOME[<int>verdict.outcome]
+            status = STATUS_OF_OUTCOME[<int>decision.outcome]
         if head.has_rates or store.counters.ring.state.sweep_left:
             store.look_again()
         if status == NO_ERROR:
             target = grant_encode(store.out + store.out_size, frame_opaque(frame), takes.state.grant, head.count)
             for i in range(head.count):
-                store_be32(target + 4 * i, asks[i].left)
+                store_be32(target + 4 * i, items[i].left)
             store.out_size = target + 4 * head.count - store.out
             return DONE
         if status != RESOURCE_NOT_AVAILABLE and status != NOT_FOUND:
             return self.refuse(frame, status)
         store.refusals[<int>TAKE][status] += 1
         if status == NOT_FOUND:
-            store.out_size += absence_encode(store.out + store.out_size, frame_opaque(frame), verdict.item)
+            store.out_size += absence_encode(store.out + store.out_size, frame_opaque(frame), decision.item)
             return DONE
-        store.out_size += store.write_shortage(store.out + store.out_size, frame_opaque(frame), &verdict, asks)
+        store.out_size += store.write_shortage(store.out + store.out_size, frame_opaque(frame), &decision, items)
         return DONE
 
     cdef bint may_wait(self) noexcept:

@@ -26,29 +26,29 @@ from counterd.engine.pool cimport Pool
 from counterd.engine.siphash cimport siphash13
 from counterd.engine.table cimport name_bytes
 from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
-from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, asks_limit
-from counterd.protocols.counter._audits cimport audit_counters, audit_peers, audit_shares, audit_stays, audit_takes
+from counterd.protocols.counter._audits cimport audit_counters, audit_peers, audit_resumed, audit_shares, audit_takes
 from counterd.protocols.counter._charges cimport charge_leave, charges_expire, takes_leave, takes_left
 from counterd.protocols.counter._counters cimport (
     NS_PER_TENTH, Counter, Counters, CountersState, counters_begin, counters_give_back, counters_reserve,
     holding_give_back, sweep, sweep_begin,
 )
+from counterd.protocols.counter._items cimport ITEMS_MAX, Decision, Item, items_limit
 from counterd.protocols.counter._leases cimport leases_end, session_unblock
 from counterd.protocols.counter._limits cimport Limits, limits_free, limits_make
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, CANCEL, CANCELLED, DUMP, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED, NOT_FOUND,
-    NO_TIME, OPCODES, OUT_OF_MEMORY, RELEASE, RESOURCE_NOT_AVAILABLE, RESUME, SETTLE, STATS, TAKE, TAKE_REPLY_MAX,
-    UNKNOWN_COMMAND, WHO, TakeHead, absence_encode, ask_decode, error_text, frame_opaque, grant_encode, head_decode,
+    ACQUIRE, CANCEL, CANCELLED, DUMP, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, NO_TIME, NOOP, NOT_ACQUIRED,
+    NOT_FOUND, OPCODES, OUT_OF_MEMORY, RELEASE, RESOURCE_NOT_AVAILABLE, RESUME, SETTLE, STATS, TAKE, TAKE_REPLY_MAX,
+    UNKNOWN_COMMAND, WHO, TakeHead, absence_encode, error_text, frame_opaque, grant_encode, head_decode, item_decode,
     refusal_encode, retry_ms, shortage_encode,
 )
-from counterd.protocols.counter._peers cimport STAYS, WAITS, peer_is_known, peer_meet, peers_begin, peers_reserve
-from counterd.protocols.counter._shares cimport shares_due_ns
-from counterd.protocols.counter._stays cimport (
-    Stay, stay_about, stay_discard, stay_end, stay_forget, stay_keep, stays_begin, stays_holdings, stays_max,
-    stays_reserve, title_copy,
+from counterd.protocols.counter._peers cimport GRACES, WAITS, peer_is_known, peer_meet, peers_begin, peers_reserve
+from counterd.protocols.counter._resumptions cimport (
+    Resumption, connection_about, grace_begin, grace_end, graces_holdings, graces_max, name_copy, resumption_forget,
+    resumptions_begin, resumptions_reserve, token_revoke,
 )
+from counterd.protocols.counter._shares cimport shares_due_ns
 from counterd.protocols.counter._takes cimport (
-    TakesState, ask_left, rate_end, rates_max, take_asks, take_end, take_find, take_look, take_move, take_try,
+    TakesState, item_left, rate_end, rates_max, take_end, take_find, take_items, take_look, take_move, take_try,
     take_wait, takes_begin, takes_epoch, takes_reserve,
 )
 from counterd.protocols.counter.wire import is_legible
@@ -110,14 +110,14 @@ cdef class CounterStore(Store):
         counters_reserve(
             &self.counters, &self.region, &self.connections, buckets, holdings, name_memory // BLOCK_SIZE, waiters
         )
-        peers_reserve(&self.peers, &self.region, waiters, stays_max(holdings), stays_holdings(holdings))
+        peers_reserve(&self.peers, &self.region, waiters, graces_max(holdings), graces_holdings(holdings))
         takes_reserve(&self.takes, &self.region, &self.counters, &self.peers, holdings)
-        stays_reserve(&self.stays, &self.region, &self.counters.permits, &self.peers)
+        resumptions_reserve(&self.resumptions, &self.region, &self.counters.permits, &self.peers)
         self.map_region(hash_key)
         counters_begin(&self.counters, self.header.key, now_ns)
         peers_begin(&self.peers, self.header.key)
         takes_begin(&self.takes, now_ns)
-        stays_begin(&self.stays, self.header.key, now_ns)
+        resumptions_begin(&self.resumptions, self.header.key, now_ns)
         self.counters.shares.now_ns = &self.now_ns
         self.takes.state.waiters_per_connection = waiters
         self.takes.state.settle_ns = <int64_t>3600 * NS_PER_S
@@ -136,10 +136,10 @@ cdef class CounterStore(Store):
             self.takes.state.waiters_per_connection = waiters_per_connection or self.counters.fair.capacity
             self.takes.state.settle_ns = <int64_t>settle_time * NS_PER_S
 
-    def limit_stays(self, uint32_t resume_max):
+    def limit_resumptions(self, uint32_t resume_max):
         """Sets the longest grace time in seconds. 0 means that connections get no tokens any more."""
         with self:
-            self.stays.state.max_ms = resume_max * MS_PER_S
+            self.resumptions.state.max_ms = resume_max * MS_PER_S
 
     def limit_shares(self, uint32_t remote, uint32_t local):
         """Sets how much of the places for waiting Takes and for grace times one peer can have, in percent."""
@@ -173,13 +173,13 @@ cdef class CounterStore(Store):
         cdef bint holds = self.counters.permits.holders[connection].first != 0
         holds |= self.takes.takers[connection].charged.first != 0
         self.sessions[connection] = NULL
-        if holds and not self.draining and stay_keep(&self.stays, connection, self.now_ns):
+        if holds and not self.draining and grace_begin(&self.resumptions, connection, self.now_ns):
             if self.counters.fair.askers[connection].first:
-                self.stays.stays[connection].is_leaving = True
+                self.resumptions.records[connection].is_leaving = True
                 takes_leave(&self.takes, connection)
             self.has_work = True
             return
-        stay_forget(&self.stays, connection)
+        resumption_forget(&self.resumptions, connection)
         if takes_leave(&self.takes, connection) or permits_leave(&self.counters.permits, connection):
             self.has_work = True
 
@@ -204,12 +204,12 @@ cdef class CounterStore(Store):
         if (
             counters.permits.state.leaving_first or counters.ring.state.sweep_left or takes.leaving_first
             or counters.fair.state.ready_first or self.to_drain or self.to_limit
-            or self.draining and self.stays.state.kept
+            or self.draining and self.resumptions.state.graces
         ):
             return 0
         due = earlier(timers_next_ns(&self.takes.deadlines), timers_next_ns(&counters.fair.timers))
         due = earlier(due, timers_next_ns(&counters.fulls))
-        due = earlier(due, timers_next_ns(&self.stays.timers))
+        due = earlier(due, timers_next_ns(&self.resumptions.timers))
         if counters.shares.is_on:
             due = earlier(due, shares_due_ns(&counters.shares))
         if takes.charged.first:
@@ -228,8 +228,8 @@ cdef class CounterStore(Store):
         cdef CountersState* state = self.counters.state
         cdef int steps = SLICE_STEPS
         if self.counters.shares.is_on:
-            steps = leases_end(&self.counters, &self.stays, self.sessions, self.now_ns, steps)
-        steps = self.leave(self.end_stays(steps))
+            steps = leases_end(&self.counters, &self.resumptions, self.sessions, self.now_ns, steps)
+        steps = self.leave(self.end_graces(steps))
         steps = counters_give_back(&self.counters, steps)
         steps = self.expire(steps)
         steps = self.serve(steps)
@@ -246,7 +246,7 @@ cdef class CounterStore(Store):
             state.sweep_started_ns = 0
         return 0
 
-    cdef int end_stays(self, int steps) except -1:
+    cdef int end_graces(self, int steps) except -1:
         """Gives back the holdings of connections whose grace time is over.
 
         In a drain, gives back the holdings of all ended connections, because nobody can reconnect.
@@ -255,13 +255,13 @@ cdef class CounterStore(Store):
         cdef uint32_t connection
         cdef bint is_leaving
         while steps > 0:
-            connection = timers_take(&self.stays.timers, until_ns, &steps)
+            connection = timers_take(&self.resumptions.timers, until_ns, &steps)
             if connection == 0:
                 break
-            is_leaving = self.stays.stays[connection].is_leaving
-            stay_end(&self.stays, connection)
-            stay_forget(&self.stays, connection)
-            self.stays.state.expired += 1
+            is_leaving = self.resumptions.records[connection].is_leaving
+            grace_end(&self.resumptions, connection)
+            resumption_forget(&self.resumptions, connection)
+            self.resumptions.state.expired += 1
             if not is_leaving and not takes_leave(&self.takes, connection):
                 permits_leave(&self.counters.permits, connection)
         return steps
@@ -272,14 +272,14 @@ cdef class CounterStore(Store):
         For a connection in its grace time, removes only its waits.
         """
         cdef uint32_t connection
-        cdef bint is_kept
+        cdef bint is_in_grace
         while steps > 0 and self.takes.state.leaving_first:
-            is_kept = self.stays.stays[self.takes.state.leaving_first].is_kept
-            connection = takes_left(&self.takes, is_kept, self.now_ns, &steps)
+            is_in_grace = self.resumptions.records[self.takes.state.leaving_first].is_in_grace
+            connection = takes_left(&self.takes, is_in_grace, self.now_ns, &steps)
             if connection == 0:
                 break
-            if is_kept:
-                self.stays.stays[connection].is_leaving = False
+            if is_in_grace:
+                self.resumptions.records[connection].is_leaving = False
             else:
                 permits_leave(&self.counters.permits, connection)
         return steps
@@ -287,8 +287,8 @@ cdef class CounterStore(Store):
     cdef int expire(self, int steps) except -1:
         """Refuses Takes that have waited long enough, and at a stop all Takes. Also frees rates that are full."""
         cdef Counters* counters = &self.counters
-        cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
-        cdef Ask[ITEMS_MAX] asks
+        cdef Decision decision = Decision(REFUSED, 0, False, 0, INT64_MAX)
+        cdef Item[ITEMS_MAX] items
         cdef uint32_t number
         while self.to_drain and steps > 0:
             steps -= 1
@@ -296,8 +296,8 @@ cdef class CounterStore(Store):
             self.to_drain -= 1
             if counters.fair.waiters[number].connection:
                 steps -= REPLY_STEPS
-                take_look(&self.takes, number, asks, self.now_ns, &verdict)
-                self.refuse(number, RESOURCE_NOT_AVAILABLE, &verdict, asks)
+                take_look(&self.takes, number, items, self.now_ns, &decision)
+                self.refuse(number, RESOURCE_NOT_AVAILABLE, &decision, items)
         while self.to_limit and steps > 0:
             steps -= 1
             number = self.to_limit
@@ -310,10 +310,10 @@ cdef class CounterStore(Store):
             if number == 0:
                 break
             steps -= REPLY_STEPS
-            verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
-            take_look(&self.takes, number, asks, self.now_ns, &verdict)
+            decision = Decision(REFUSED, 0, False, 0, INT64_MAX)
+            take_look(&self.takes, number, items, self.now_ns, &decision)
             self.timed_out += 1
-            self.refuse_by(number, &verdict, asks)
+            self.refuse_by(number, &decision, items)
         while steps > 0:
             number = timers_take(&counters.fair.timers, self.now_ns, &steps)
             if number == 0:
@@ -329,27 +329,27 @@ cdef class CounterStore(Store):
     # ---- Takes that wait ----
 
     cdef bint wait_for(
-        self, Session session, const Frame* frame, const TakeHead* head, const Ask* asks, const Verdict* verdict
+        self, Session session, const Frame* frame, const TakeHead* head, const Item* items, const Decision* decision
     ) except -1:
         """Lets a Take wait. Returns False if there is no room."""
         cdef uint64_t key = <uint64_t>1 << 63 | session.connection
         cdef uint32_t number
         cdef TakeHead again
-        cdef Ask[ITEMS_MAX] stated
-        cdef const uint8_t* item
+        cdef Item[ITEMS_MAX] stated
+        cdef const uint8_t* data
         cdef int i
         self.meet(session)
         if head.key_size:
             key = siphash13(self.header.key, head.key, head.key_size)
         if self.counters.limits.generation:     # it remembers its own numbers, as the limits may change
-            item = head_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, &again)
+            data = head_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, &again)
             for i in range(head.count):
-                item = ask_decode(item, frame.data + frame.size, &again, &stated[i])
-                stated[i].record = asks[i].record
-                stated[i].tag = asks[i].tag
-            asks = stated
+                data = item_decode(data, frame.data + frame.size, &again, &stated[i])
+                stated[i].record = items[i].record
+                stated[i].tag = items[i].tag
+            items = stated
         number = take_wait(
-            &self.takes, session.connection, asks, head.count, verdict, frame_opaque(frame), key,
+            &self.takes, session.connection, items, head.count, decision, frame_opaque(frame), key,
             max(<uint16_t>1, head.weight), head.priority, self.now_ns, self.now_ns + <int64_t>head.wait_ms * NS_PER_MS
         )
         if number == 0:
@@ -397,8 +397,8 @@ cdef class CounterStore(Store):
     cdef int serve_queue(self, uint32_t number, int steps) except -1:
         cdef Fair* fair = &self.counters.fair
         cdef Queue* queue = fair.queues + number
-        cdef Verdict verdict
-        cdef Ask[ITEMS_MAX] asks
+        cdef Decision decision
+        cdef Item[ITEMS_MAX] items
         cdef uint32_t first
         queue.is_ready = True   # as it is being served: what ends here need not wake it
         while queue.first:
@@ -411,16 +411,16 @@ cdef class CounterStore(Store):
             if self.sessions[fair.waiters[first].connection] == NULL:
                 take_end(&self.takes, first)
                 continue
-            verdict = take_try(&self.takes, first, asks, self.now_ns)
-            if verdict.outcome == GRANTED:
-                self.grant(first, asks)
-            elif verdict.outcome != REFUSED or verdict.is_over and not self.is_lent(first):
-                self.refuse_by(first, &verdict, asks)
-            elif verdict.queue != number and not verdict.is_over:
-                take_move(&self.takes, first, &verdict, asks)
+            decision = take_try(&self.takes, first, items, self.now_ns)
+            if decision.outcome == GRANTED:
+                self.grant(first, items)
+            elif decision.outcome != REFUSED or decision.is_over and not self.is_lent(first):
+                self.refuse_by(first, &decision, items)
+            elif decision.queue != number and not decision.is_over:
+                take_move(&self.takes, first, &decision, items)
             else:
-                if verdict.due_ns != INT64_MAX:
-                    timers_arm(&fair.timers, number, verdict.due_ns)
+                if decision.due_ns != INT64_MAX:
+                    timers_arm(&fair.timers, number, decision.due_ns)
                 queue.is_ready = False
                 return steps
         queue.is_ready = False
@@ -433,13 +433,13 @@ cdef class CounterStore(Store):
         queue_settle(fair, number)
         return steps
 
-    cdef int grant(self, uint32_t number, const Ask* asks) except -1:
+    cdef int grant(self, uint32_t number, const Item* items) except -1:
         """Answers a Take that was granted, and ends its wait."""
         cdef uint8_t[TAKE_REPLY_MAX] reply
         cdef int i, count = self.takes.waiting[number].items
         cdef uint8_t* left = grant_encode(reply, self.takes.waiting[number].opaque, self.takes.state.grant, count)
         for i in range(count):
-            store_be32(left + 4 * i, asks[i].left)
+            store_be32(left + 4 * i, items[i].left)
         self.granted_later += 1
         self.waited_us += <uint64_t>(self.now_ns - self.takes.waiting[number].since_ns) // 1000
         fair_serve(&self.counters.fair, number)
@@ -451,59 +451,59 @@ cdef class CounterStore(Store):
         Otherwise lets its queue be served, because the limits may be higher now. A wait of another store goes on: it is
         for one permit, so the limit is 0 then, and nobody behind it could be granted anything.
         """
-        cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
-        cdef Ask[ITEMS_MAX] asks
-        take_asks(&self.takes, number, asks)
-        if asks_limit(&self.counters, asks, self.takes.waiting[number].items, &verdict):
+        cdef Decision decision = Decision(REFUSED, 0, False, 0, INT64_MAX)
+        cdef Item[ITEMS_MAX] items
+        take_items(&self.takes, number, items)
+        if items_limit(&self.counters, items, self.takes.waiting[number].items, &decision):
             queue_wake(&self.counters.fair, self.counters.fair.waiters[number].queue)
             return 0
-        return 0 if self.is_lent(number) else self.refuse_by(number, &verdict, asks)
+        return 0 if self.is_lent(number) else self.refuse_by(number, &decision, items)
 
     cdef bint is_lent(self, uint32_t number) noexcept:
         """Returns True if it is another store that waits, see _lending.pyx."""
         return self.counters.permits.holders[self.counters.fair.waiters[number].connection].is_exempt
 
-    cdef int refuse_by(self, uint32_t number, const Verdict* verdict, const Ask* asks) except -1:
+    cdef int refuse_by(self, uint32_t number, const Decision* decision, const Item* items) except -1:
         """Answers a Take that is refused for this reason, and ends its wait."""
         cdef uint8_t status = RESOURCE_NOT_AVAILABLE
-        if verdict.outcome == FULL:
+        if decision.outcome == FULL:
             status = OUT_OF_MEMORY
-        elif verdict.outcome == ABSENT:
+        elif decision.outcome == ABSENT:
             status = NOT_FOUND
-        return self.refuse(number, status, verdict, asks)
+        return self.refuse(number, status, decision, items)
 
     cdef uint32_t write_shortage(
-        self, uint8_t* target, uint32_t opaque, const Verdict* verdict, const Ask* asks
+        self, uint8_t* target, uint32_t opaque, const Decision* decision, const Item* items
     ) noexcept:
         """Writes the reply to a Take that is refused because too little of an item is available, or at a stop.
 
         Returns the size of the reply.
         """
-        cdef const Ask* ask = asks + verdict.item
-        cdef uint32_t most = ask.pace.burst if ask.pace.period_us else ask.maximum
+        cdef const Item* item = items + decision.item
+        cdef uint32_t most = item.pace.burst if item.pace.period_us else item.maximum
         cdef uint32_t left = most   # of an item without a record
         cdef const char* text = error_text(RESOURCE_NOT_AVAILABLE)
-        if ask.record:
-            left = ask_left(&self.takes, ask, self.now_ns)
+        if item.record:
+            left = item_left(&self.takes, item, self.now_ns)
         if self.parting:
             text = b"Draining"
-        elif verdict.is_over:
+        elif decision.is_over:
             text = b"More than the limit of the server"
         return shortage_encode(
-            target, opaque, verdict.item, left, most,
-            <uint32_t>NO_TIME if self.parting else retry_ms(verdict.due_ns, self.now_ns), text
+            target, opaque, decision.item, left, most,
+            <uint32_t>NO_TIME if self.parting else retry_ms(decision.due_ns, self.now_ns), text
         )
 
-    cdef int refuse(self, uint32_t number, uint8_t status, const Verdict* verdict, const Ask* asks) except -1:
+    cdef int refuse(self, uint32_t number, uint8_t status, const Decision* decision, const Item* items) except -1:
         """Answers a Take that is refused, and ends its wait."""
         cdef uint8_t[TAKE_REPLY_MAX] reply
         cdef uint32_t opaque = self.takes.waiting[number].opaque
         cdef uint32_t size
         self.refusals[<int>TAKE][status] += 1
         if status == RESOURCE_NOT_AVAILABLE:
-            size = self.write_shortage(reply, opaque, verdict, asks)
+            size = self.write_shortage(reply, opaque, decision, items)
         elif status == NOT_FOUND:
-            size = absence_encode(reply, opaque, verdict.item)
+            size = absence_encode(reply, opaque, decision.item)
         else:
             size = refusal_encode(reply, TAKE, status, opaque, error_text(status))
         return self.post_to(number, reply, size)
@@ -529,7 +529,7 @@ cdef class CounterStore(Store):
         """
         cdef uint32_t connection = session.connection, number
         cdef uint32_t* holding = &self.counters.permits.holders[connection].first
-        stay_discard(&self.stays, connection)
+        token_revoke(&self.resumptions, connection)
         while self.budget > 0 and self.out_size < OUTPUT_MAX:
             self.budget -= REPLY_STEPS
             number = self.counters.fair.askers[connection].first
@@ -544,16 +544,16 @@ cdef class CounterStore(Store):
         self.look_again()
         return self.holds_nothing(connection)
 
-    cdef bint entitle(self, uint32_t connection, const uint8_t* title, uint32_t size) except -1:
+    cdef bint name_connection(self, uint32_t connection, const uint8_t* name, uint32_t size) except -1:
         """Stores the name of a connection. Returns False if the name is not UTF-8 that people can see."""
-        cdef Stay* stay = self.stays.stays + connection
+        cdef Resumption* resumption = self.resumptions.records + connection
         try:
-            if not is_legible((<const char*>title)[:size].decode("utf-8")):
+            if not is_legible((<const char*>name)[:size].decode("utf-8")):
                 return False
         except UnicodeDecodeError:
             return False
-        memcpy(stay.title, title, size)
-        stay.title_size = <uint8_t>size
+        memcpy(resumption.name, name, size)
+        resumption.name_size = <uint8_t>size
         return True
 
     cdef bint holds_nothing(self, uint32_t connection) noexcept:
@@ -568,10 +568,10 @@ cdef class CounterStore(Store):
 
         Returns True when nothing waits any more, and the store has noticed the end of that connection.
         """
-        cdef Stay* stay = self.stays.stays + connection
-        cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
+        cdef Resumption* resumption = self.resumptions.records + connection
+        cdef Decision decision = Decision(REFUSED, 0, False, 0, INT64_MAX)
         cdef uint32_t number = self.counters.fair.askers[connection].first
-        if self.sessions[connection] == NULL and (stay.is_leaving or not stay.is_kept):
+        if self.sessions[connection] == NULL and (resumption.is_leaving or not resumption.is_in_grace):
             return False
         if self.counters.shares.blocked[connection].record:
             # Its request is then executed under its new number.
@@ -580,7 +580,7 @@ cdef class CounterStore(Store):
             return True
         while number and self.budget > 0 and self.sessions[connection] != NULL:  # a reply can drop the session
             self.budget -= REPLY_STEPS
-            self.refuse(number, CANCELLED, &verdict, NULL)
+            self.refuse(number, CANCELLED, &decision, NULL)
             number = self.counters.fair.askers[connection].first
         return False
 
@@ -591,12 +591,12 @@ cdef class CounterStore(Store):
         connection keeps its name; a session without a name gets the other's.
         """
         cdef uint32_t own = session.connection
-        cdef Stay* stay = self.stays.stays + number
-        cdef Stay given = self.stays.stays[own]
-        self.stays.state.resumed += 1
-        if stay.is_kept:
-            stay_end(&self.stays, number)
-        stay_forget(&self.stays, own)
+        cdef Resumption* resumption = self.resumptions.records + number
+        cdef Resumption given = self.resumptions.records[own]
+        self.resumptions.state.resumed += 1
+        if resumption.is_in_grace:
+            grace_end(&self.resumptions, number)
+        resumption_forget(&self.resumptions, own)
         self.peers.keys[own], self.peers.keys[number] = self.peers.keys[number], self.peers.keys[own]
         self.sessions[own] = self.sessions[number]
         self.sessions[number] = <void*>session
@@ -605,10 +605,10 @@ cdef class CounterStore(Store):
             connections_put(&self.connections, own)
         else:
             (<Session>self.sessions[own]).connection = own
-            (<Session>self.sessions[own]).tell_dirty()  # so that net looks at its number
-            title_copy(self.stays.stays + own, stay)
-        if given.title_size:
-            title_copy(stay, &given)
+            (<Session>self.sessions[own]).mark_dirty()  # so that net looks at its number
+            name_copy(self.resumptions.records + own, resumption)
+        if given.name_size:
+            name_copy(resumption, &given)
         self.has_work = True
         return 0
 
@@ -617,11 +617,11 @@ cdef class CounterStore(Store):
         with self.at(now_ns):
             if not 0 < connection <= self.connections.pool.fresh:
                 return False
-            if self.stays.stays[connection].is_kept:
-                timers_arm(&self.stays.timers, connection, self.now_ns)
+            if self.resumptions.records[connection].is_in_grace:
+                timers_arm(&self.resumptions.timers, connection, self.now_ns)
                 self.has_work = True
                 return True
-            stay_discard(&self.stays, connection)
+            token_revoke(&self.resumptions, connection)
             return False
 
     def about(self, uint32_t connection):
@@ -629,7 +629,7 @@ cdef class CounterStore(Store):
         with self:
             if connection > self.connections.pool.fresh:
                 return "", None
-            return stay_about(&self.stays, connection)
+            return connection_about(&self.resumptions, connection)
 
     def begin_window(self, uint32_t number):
         """Begins a stats window. Ignores a number that is not higher than the last number.
@@ -691,8 +691,8 @@ cdef class CounterStore(Store):
         audit_ring(&counters.ring, &counters.permits.table)
         audit_takes(&self.takes)
         audit_shares(&counters.shares, &counters.permits)
-        audit_stays(&self.stays, self.sessions)
-        audit_peers(&self.peers, &self.takes, &self.stays)
+        audit_resumed(&self.resumptions, self.sessions)
+        audit_peers(&self.peers, &self.takes, &self.resumptions)
         return audit_counters(counters)
 
     cdef dict figures(self):
@@ -738,11 +738,11 @@ cdef class CounterStore(Store):
             "rates": self.takes.state.rates,
             "rates_max": rates_max(&self.takes),
             "charges": self.takes.state.charges.used,
-            "kept": self.stays.state.kept,
-            "kept_holdings": self.stays.state.kept_holdings,
-            "resumed": self.stays.state.resumed,
-            "expired_stays": self.stays.state.expired,
-            "stays_over_share": self.peers.state.refused[<int>STAYS],
+            "kept": self.resumptions.state.graces,
+            "kept_holdings": self.resumptions.state.grace_holdings,
+            "resumed": self.resumptions.state.resumed,
+            "expired_stays": self.resumptions.state.expired,
+            "stays_over_share": self.peers.state.refused[<int>GRACES],
             "charges_max": self.takes.state.charges.capacity,
             "charges_dropped": self.takes.state.charges_dropped,
         })

@@ -22,12 +22,12 @@ from counterd.protocols.counter._messages cimport NO_TIME
 from counterd.protocols.counter._rates cimport (
     FLAG_AWAITED, FLAG_RATE, RATE_TAG, Pace, Rate, rate_full_ns, rate_left,
 )
+from counterd.protocols.counter._resumptions cimport connection_about
 from counterd.protocols.counter._shares cimport FLAG_SHARED
-from counterd.protocols.counter._stays cimport stay_about
 from counterd.protocols.counter._store cimport CounterStore
 from counterd.protocols.counter._takes cimport Take, rate_at
 
-from counterd.listing import CONNECTION, Column, Table, name_of_bytes
+from counterd.tables import CONNECTION, Column, Table, name_of_bytes
 
 cdef enum:
     HOLDER_WORK = 12        # work of counting a holding, in a cache line from anywhere
@@ -196,7 +196,7 @@ cdef class HoldersWalk(Walk):
         self.found = []
         while entry and <size_t>len(self.found) < self.limit:
             holding = self.counters.permits.holdings + entry
-            about = stay_about(&(<CounterStore>self.store).stays, holding.connection)
+            about = connection_about(&(<CounterStore>self.store).resumptions, holding.connection)
             self.found.append((holding.connection, holding.amount, holding.since_tenths, *about))
             entry = holding.of_record.next
         self.total = max(self.total, <uint64_t>len(self.found))
@@ -227,7 +227,7 @@ cdef tuple wait_cells(CounterStore store, uint32_t number, bint says_who):
     cdef bint is_endless = due_ns == INT64_MAX or due_ns - take.since_ns >= LONGEST_NS
     left = None if is_endless else max(due_ns - store.now_ns, 0) / NS_PER_S
     kind = "rate" if awaited(&store.counters, number).flags & FLAG_RATE else "permits"
-    who = (waiter.connection, stay_about(&store.stays, waiter.connection)[0]) if says_who else ()
+    who = (waiter.connection, connection_about(&store.resumptions, waiter.connection)[0]) if says_who else ()
     since = take.since_ns // <int64_t>NS_PER_TENTH
     return (waiter.cost, since, left, *who, key, waiter.priority, waiter.weight, kind, take.items)
 

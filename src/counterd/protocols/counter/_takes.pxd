@@ -31,11 +31,11 @@ from counterd.engine.table cimport RECORD_USED, name_blocks, table_find, table_i
 from counterd.engine.wheel cimport (
     Timer, Timers, timer_is_armed, timers_arm, timers_begin, timers_disarm, timers_reserve,
 )
-from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, asks_limit
 from counterd.protocols.counter._counters cimport (
     CREATE_STEPS, NS_PER_TENTH, Counters, counter_at, counter_create, counter_grant, counter_has, counter_left,
     make_room,
 )
+from counterd.protocols.counter._items cimport ITEMS_MAX, Decision, Item, items_limit
 from counterd.protocols.counter._limits cimport limits_forget
 from counterd.protocols.counter._peers cimport WAITS, Peers, peer_give_back, peer_take
 from counterd.protocols.counter._rates cimport (
@@ -57,7 +57,7 @@ cdef enum OnDeath:          # what becomes of a rate's charge if its holder dies
     REFUNDED = 2
 
 
-cdef struct Item:           # 32 bytes, of a Take that waits
+cdef struct QueuedItem:     # 32 bytes, of a Take that waits
     uint64_t period_us      # 0: permits
     uint32_t queue          # of its counter or rate
     uint32_t amount
@@ -70,7 +70,7 @@ cdef struct Item:           # 32 bytes, of a Take that waits
 
 
 cdef struct Take:           # 64 bytes, beside its Waiter
-    Item first
+    QueuedItem first
     Timer timer             # armed for its deadline
     int64_t since_ns
     uint32_t opaque         # as it came
@@ -119,7 +119,7 @@ cdef struct Takes:          # this process's view
     Counters* counters
     Peers* peers
     Take* waiting           # by waiter
-    Item* items
+    QueuedItem* items
     Charge* charges
     Taker* takers           # by connection
     Timers deadlines        # of Takes that wait
@@ -138,7 +138,7 @@ cdef inline int takes_reserve(
     takes.charges_max = charges
     region_reserve(region, b"takes", sizeof(TakesState), <void**>&takes.state)
     region_reserve(region, b"takes", (waiters + 1) * sizeof(Take), <void**>&takes.waiting)
-    region_reserve(region, b"items", (waiters + 1) * sizeof(Item), <void**>&takes.items)
+    region_reserve(region, b"items", (waiters + 1) * sizeof(QueuedItem), <void**>&takes.items)
     region_reserve(region, b"charges", (<size_t>charges + 1) * sizeof(Charge), <void**>&takes.charges)
     region_reserve(region, b"takers", (CONNECTIONS_MAX + 1) * sizeof(Taker), <void**>&takes.takers)
     timers_reserve(&takes.deadlines, region, b"takes")
@@ -147,7 +147,7 @@ cdef inline int takes_reserve(
 
 cdef inline void takes_begin(Takes* takes, int64_t now_ns) noexcept nogil:
     """Call this once, after the region was mapped."""
-    debug_check(sizeof(Take) == 64 and sizeof(Item) == 32 and sizeof(Charge) == 64)
+    debug_check(sizeof(Take) == 64 and sizeof(QueuedItem) == 32 and sizeof(Charge) == 64)
     takes.state.items.capacity = takes.counters.fair.capacity
     takes.state.charges.capacity = takes.charges_max
     timers_begin(&takes.deadlines, &takes.waiting.timer, sizeof(Take), now_ns)
@@ -180,7 +180,7 @@ cdef inline uint32_t rates_max(const Takes* takes) noexcept nogil:
     return max(<uint32_t>1, takes.counters.permits.table.capacity // 2)
 
 
-cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, int64_t* budget) noexcept nogil:
+cdef inline uint32_t rate_create(Takes* takes, const Item* item, int64_t now_ns, int64_t* budget) noexcept nogil:
     """Makes a full rate. Returns 0 if there is no room: rates can have at most half of the records.
 
     A rate cannot be removed to make room for another name, as an idle counter can, because it would be full again too
@@ -191,17 +191,17 @@ cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, i
     cdef uint32_t number
     if takes.state.rates >= rates_max(takes):
         return 0
-    if not make_room(counters, name_blocks(&counters.permits.table, ask.name_size), budget):
+    if not make_room(counters, name_blocks(&counters.permits.table, item.name_size), budget):
         return 0
     budget[0] -= CREATE_STEPS
-    number = table_insert(&counters.permits.table, ask.tag, ask.name, ask.name_size)
+    number = table_insert(&counters.permits.table, item.tag, item.name, item.name_size)
     limits_forget(&counters.limits, number)
     rate = rate_at(counters, number)
-    rate.record.permit.record.flags |= FLAG_RATE | share_begin(&counters.shares, number, ask.name, ask.name_size)
+    rate.record.permit.record.flags |= FLAG_RATE | share_begin(&counters.shares, number, item.name, item.name_size)
     rate.record.permit.consumption = rate.record.permit.holders = 0
-    rate_set(&rate, &ask.pace, pace_first(&ask.pace, now_ns))
+    rate_set(&rate, &item.pace, pace_first(&item.pace, now_ns))
     rate.state.full_since = takes.state.grant
-    rate_expect(counters, number, &ask.pace)
+    rate_expect(counters, number, &item.pace)
     takes.state.rates += 1
     return number
 
@@ -239,24 +239,24 @@ cdef inline void record_unpin(Counters* counters, uint32_t number) noexcept nogi
         ring_push(&counters.ring, number, &permit.record)
 
 
-cdef inline uint32_t ask_find(Takes* takes, Ask* ask) noexcept nogil:
-    ask.record = table_find(&takes.counters.permits.table, ask.tag, ask.name, ask.name_size)
-    return ask.record
+cdef inline uint32_t item_find(Takes* takes, Item* item) noexcept nogil:
+    item.record = table_find(&takes.counters.permits.table, item.tag, item.name, item.name_size)
+    return item.record
 
 
-cdef inline uint32_t ask_create(Takes* takes, Ask* ask, int64_t now_ns, int64_t* budget) noexcept nogil:
+cdef inline uint32_t item_create(Takes* takes, Item* item, int64_t now_ns, int64_t* budget) noexcept nogil:
     """Makes the record of an item that has none. A counter is idle until it is granted."""
     cdef Counters* counters = takes.counters
-    if ask.pace.period_us:
-        ask.record = rate_create(takes, ask, now_ns, budget)
+    if item.pace.period_us:
+        item.record = rate_create(takes, item, now_ns, budget)
     else:
-        ask.record = counter_create(counters, ask.tag, ask.name, ask.name_size, budget)
-        if ask.record:
-            ring_push(&counters.ring, ask.record, &counter_at(counters, ask.record).permit.record)
-    return ask.record
+        item.record = counter_create(counters, item.tag, item.name, item.name_size, budget)
+        if item.record:
+            ring_push(&counters.ring, item.record, &counter_at(counters, item.record).permit.record)
+    return item.record
 
 
-cdef inline bint asks_create(Takes* takes, Ask* asks, int count, int64_t now_ns, int64_t* budget) noexcept nogil:
+cdef inline bint items_create(Takes* takes, Item* items, int count, int64_t now_ns, int64_t* budget) noexcept nogil:
     """Makes the records of items that have none. Returns False if there is no room.
 
     Meanwhile the other records are pinned, so that they are not freed to make room.
@@ -266,58 +266,58 @@ cdef inline bint asks_create(Takes* takes, Ask* asks, int count, int64_t now_ns,
     cdef bint made = True
     cdef int i
     for i in range(count):
-        was_pinned[i] = asks[i].record != 0 and permit_at(permits, asks[i].record).record.flags & FLAG_PINNED
-        if asks[i].record:
-            permit_at(permits, asks[i].record).record.flags |= FLAG_PINNED
+        was_pinned[i] = items[i].record != 0 and permit_at(permits, items[i].record).record.flags & FLAG_PINNED
+        if items[i].record:
+            permit_at(permits, items[i].record).record.flags |= FLAG_PINNED
     for i in range(count):
-        if asks[i].record == 0:
-            if ask_create(takes, &asks[i], now_ns, budget) == 0:
+        if items[i].record == 0:
+            if item_create(takes, &items[i], now_ns, budget) == 0:
                 made = False
                 break
-            permit_at(permits, asks[i].record).record.flags |= FLAG_PINNED
+            permit_at(permits, items[i].record).record.flags |= FLAG_PINNED
     for i in range(count):
-        if asks[i].record and not was_pinned[i]:
-            record_unpin(takes.counters, asks[i].record)
+        if items[i].record and not was_pinned[i]:
+            record_unpin(takes.counters, items[i].record)
     return made
 
 
-cdef inline bint asks_find(Takes* takes, Ask* asks, int count) noexcept nogil:
+cdef inline bint items_find(Takes* takes, Item* items, int count) noexcept nogil:
     """Finds the record of each item. Returns False if an item has no record."""
     cdef bint found = True
     cdef int i
     for i in range(count):
-        if ask_find(takes, &asks[i]) == 0:
+        if item_find(takes, &items[i]) == 0:
             found = False
     return found
 
 
-cdef inline bint asks_resolve(Takes* takes, Ask* asks, int count, int64_t now_ns, int64_t* budget) noexcept nogil:
+cdef inline bint items_resolve(Takes* takes, Item* items, int count, int64_t now_ns, int64_t* budget) noexcept nogil:
     """Finds or makes the record of each item. Returns False if there is no room."""
-    return asks_find(takes, asks, count) or asks_create(takes, asks, count, now_ns, budget)
+    return items_find(takes, items, count) or items_create(takes, items, count, now_ns, budget)
 
 
 # ---- deciding ------------------------------------------------------------------------------------------------------
 
-cdef inline bint ask_is_there(Takes* takes, Ask* ask, int64_t now_ns, int64_t* due_ns) noexcept nogil:
+cdef inline bint item_is_there(Takes* takes, Item* item, int64_t now_ns, int64_t* due_ns) noexcept nogil:
     """Returns whether enough of an item is available, no matter who waits for it.
 
     If too little is available, also tells when enough will be.
     """
     cdef Rate rate
-    cdef uint32_t units = ask.amount
+    cdef uint32_t units = item.amount
     due_ns[0] = INT64_MAX
-    if ask.pace.period_us == 0:
-        return counter_has(takes.counters, ask.record, ask.amount, ask.maximum)
-    rate = rate_at(takes.counters, ask.record)
+    if item.pace.period_us == 0:
+        return counter_has(takes.counters, item.record, item.amount, item.maximum)
+    rate = rate_at(takes.counters, item.record)
     if rate.record.permit.record.flags & FLAG_SHARED:
-        units = share_units(&takes.counters.shares, ask.record, units)
-    ask.is_full = rate_is_full(&rate, &ask.pace, now_ns)
-    ask.after = rate_after(&rate, &ask.pace, units, now_ns)
-    if span_is_before(Span(now_ns, 0), ask.after):
-        due_ns[0] = span_ceil(ask.after)
+        units = share_units(&takes.counters.shares, item.record, units)
+    item.is_full = rate_is_full(&rate, &item.pace, now_ns)
+    item.after = rate_after(&rate, &item.pace, units, now_ns)
+    if span_is_before(Span(now_ns, 0), item.after):
+        due_ns[0] = span_ceil(item.after)
         return False
     return not rate.record.permit.record.flags & FLAG_SHARED or share_has_units(
-        &takes.counters.shares, ask.record, &rate.record.permit.record.flags, ask.amount, due_ns
+        &takes.counters.shares, item.record, &rate.record.permit.record.flags, item.amount, due_ns
     )
 
 
@@ -359,15 +359,15 @@ cdef inline bint charges_fit(Takes* takes, uint32_t connection, uint32_t count) 
     return True
 
 
-cdef inline void ask_needs(
-    const Permits* permits, uint32_t connection, Ask* ask, uint32_t* holdings, uint32_t* charges
+cdef inline void item_needs(
+    const Permits* permits, uint32_t connection, Item* item, uint32_t* holdings, uint32_t* charges
 ) noexcept nogil:
     """Finds the holding of an item. Adds to the numbers of new holdings and charges if a grant needs one."""
-    if ask.pace.period_us:
-        charges[0] += ask.on_death != FINAL
+    if item.pace.period_us:
+        charges[0] += item.on_death != FINAL
         return
-    ask.holding = ledger_find(permits, connection, ask.record, ask.tag)
-    holdings[0] += ask.holding == 0
+    item.holding = ledger_find(permits, connection, item.record, item.tag)
+    holdings[0] += item.holding == 0
 
 
 cdef inline bint takes_fit(Takes* takes, uint32_t connection, uint32_t holdings, uint32_t charges) noexcept nogil:
@@ -382,17 +382,17 @@ cdef inline bint takes_fit(Takes* takes, uint32_t connection, uint32_t holdings,
     return charges == 0 or charges_fit(takes, connection, charges)
 
 
-cdef inline bint takes_have_room(Takes* takes, uint32_t connection, Ask* asks, int count) noexcept nogil:
+cdef inline bint takes_have_room(Takes* takes, uint32_t connection, Item* items, int count) noexcept nogil:
     """Finds the holding of each item. Returns False if there is no room for the holdings and charges of a grant."""
     cdef uint32_t holdings = 0, charges = 0
     cdef int i
     for i in range(count):
-        ask_needs(&takes.counters.permits, connection, &asks[i], &holdings, &charges)
+        item_needs(&takes.counters.permits, connection, &items[i], &holdings, &charges)
     return takes_fit(takes, connection, holdings, charges)
 
 
 cdef inline void take_charge(
-    Takes* takes, uint32_t connection, const Ask* ask, bint is_alone, int64_t now_ns
+    Takes* takes, uint32_t connection, const Item* item, bint is_alone, int64_t now_ns
 ) noexcept nogil:
     """Notes a charge of the last grant."""
     cdef TakesState* state = takes.state
@@ -401,93 +401,93 @@ cdef inline void take_charge(
     cdef Charge* charge = takes.charges + number
     debug_check(number != 0)
     charge.grant = state.grant
-    charge.period_us = ask.pace.period_us
+    charge.period_us = item.pace.period_us
     charge.since_tenths = <uint32_t>(now_ns // NS_PER_TENTH)
-    charge.record = ask.record
-    charge.tag = ask.tag
-    charge.amount = ask.amount
-    charge.limit = ask.pace.limit
-    charge.burst = ask.pace.burst
+    charge.record = item.record
+    charge.tag = item.tag
+    charge.amount = item.amount
+    charge.limit = item.pace.limit
+    charge.burst = item.pace.burst
     charge.connection = connection
-    charge.refunds = ask.on_death == REFUNDED
+    charge.refunds = item.on_death == REFUNDED
     charge.is_alone = is_alone
     ends_push(charges_by_connection(takes), &taker.charged, number)
     ends_append(charges_by_grant(takes), &state.charged, number)
     taker.charges += 1
 
 
-cdef inline void rate_grant(Takes* takes, uint32_t connection, Ask* ask, int64_t now_ns) noexcept nogil:
-    cdef Rate rate = rate_at(takes.counters, ask.record)
+cdef inline void rate_grant(Takes* takes, uint32_t connection, Item* item, int64_t now_ns) noexcept nogil:
+    cdef Rate rate = rate_at(takes.counters, item.record)
     cdef bint is_alone = False
-    if ask.is_full:
+    if item.is_full:
         rate.state.full_since = takes.state.grant - 1
-    rate_set(&rate, &ask.pace, ask.after)
-    rate_expect(takes.counters, ask.record, &ask.pace)
+    rate_set(&rate, &item.pace, item.after)
+    rate_expect(takes.counters, item.record, &item.pace)
     if rate.record.permit.record.flags & FLAG_SHARED:
         is_alone = not share_take(
-            &takes.counters.shares, ask.record, &rate.record.permit.record.flags, ask.amount, True
+            &takes.counters.shares, item.record, &rate.record.permit.record.flags, item.amount, True
         )
-    if ask.on_death != FINAL:
-        take_charge(takes, connection, ask, is_alone, now_ns)
-    ask.left = span_left(ask.after, &ask.pace, now_ns)
+    if item.on_death != FINAL:
+        take_charge(takes, connection, item, is_alone, now_ns)
+    item.left = span_left(item.after, &item.pace, now_ns)
 
 
-cdef inline void takes_grant(Takes* takes, uint32_t connection, Ask* asks, int count, int64_t now_ns) noexcept nogil:
+cdef inline void takes_grant(Takes* takes, uint32_t connection, Item* items, int count, int64_t now_ns) noexcept nogil:
     """Grants all items, and notes how much is left of each.
 
     The caller must have checked that enough of each is available, and that there is room for the grant.
     """
-    cdef Ask* ask
+    cdef Item* item
     cdef int i
     takes.state.grant += 1
     for i in range(count):
-        ask = asks + i
-        if ask.pace.period_us:
-            rate_grant(takes, connection, ask, now_ns)
+        item = items + i
+        if item.pace.period_us:
+            rate_grant(takes, connection, item, now_ns)
         else:
-            ask.left = counter_grant(
-                takes.counters, connection, ask.record, ask.holding, ask.amount, ask.maximum, now_ns
+            item.left = counter_grant(
+                takes.counters, connection, item.record, item.holding, item.amount, item.maximum, now_ns
             )
 
 
-cdef inline uint32_t ask_left(Takes* takes, const Ask* ask, int64_t now_ns) noexcept nogil:
+cdef inline uint32_t item_left(Takes* takes, const Item* item, int64_t now_ns) noexcept nogil:
     """Returns how much of an item is left."""
     cdef Rate rate
-    if ask.pace.period_us:
-        rate = rate_at(takes.counters, ask.record)
-        return rate_left(&rate, &ask.pace, now_ns)
-    return counter_left(takes.counters, ask.record, ask.maximum)
+    if item.pace.period_us:
+        rate = rate_at(takes.counters, item.record)
+        return rate_left(&rate, &item.pace, now_ns)
+    return counter_left(takes.counters, item.record, item.maximum)
 
 
-cdef inline Verdict takes_decide(
-    Takes* takes, uint32_t connection, Ask* asks, int count, bint is_limited, int64_t now_ns, int64_t* budget
+cdef inline Decision takes_decide(
+    Takes* takes, uint32_t connection, Item* items, int count, bint is_limited, int64_t now_ns, int64_t* budget
 ) noexcept nogil:
     """Grants a new Take, or says what it lacks. If somebody waits for a thing, it is not available to a new Take.
 
     is_limited: whether limits of the server may apply.
     """
     cdef const Permits* permits = &takes.counters.permits
-    cdef Verdict verdict = Verdict(FULL, 0, False, 0, INT64_MAX)
-    cdef bint found = asks_find(takes, asks, count)
+    cdef Decision decision = Decision(FULL, 0, False, 0, INT64_MAX)
+    cdef bint found = items_find(takes, items, count)
     cdef uint32_t holdings = 0, charges = 0
     cdef int i
-    if is_limited and not asks_limit(takes.counters, asks, count, &verdict):
-        return verdict
-    if not found and not asks_create(takes, asks, count, now_ns, budget):
-        return verdict
+    if is_limited and not items_limit(takes.counters, items, count, &decision):
+        return decision
+    if not found and not items_create(takes, items, count, now_ns, budget):
+        return decision
     for i in range(count):
         if (
-            not ask_is_there(takes, &asks[i], now_ns, &verdict.due_ns)
-            or permit_at(permits, asks[i].record).record.flags & FLAG_AWAITED
+            not item_is_there(takes, &items[i], now_ns, &decision.due_ns)
+            or permit_at(permits, items[i].record).record.flags & FLAG_AWAITED
         ):
-            verdict.outcome = REFUSED
-            verdict.item = <uint8_t>i
-            return verdict
-        ask_needs(permits, connection, &asks[i], &holdings, &charges)
+            decision.outcome = REFUSED
+            decision.item = <uint8_t>i
+            return decision
+        item_needs(permits, connection, &items[i], &holdings, &charges)
     if takes_fit(takes, connection, holdings, charges):
-        takes_grant(takes, connection, asks, count, now_ns)
-        verdict.outcome = GRANTED
-    return verdict
+        takes_grant(takes, connection, items, count, now_ns)
+        decision.outcome = GRANTED
+    return decision
 
 
 # ---- waiting -------------------------------------------------------------------------------------------------------
@@ -507,42 +507,42 @@ cdef inline void awaited_set(Takes* takes, uint32_t queue) noexcept nogil:
         flags[0] &= <uint8_t>~FLAG_AWAITED
 
 
-cdef inline void item_unpin(Takes* takes, const Item* item) noexcept nogil:
-    cdef const Queue* queue = takes.counters.fair.queues + item.queue
+cdef inline void item_unpin(Takes* takes, const QueuedItem* queued) noexcept nogil:
+    cdef const Queue* queue = takes.counters.fair.queues + queued.queue
     if queue.pins == 1:
         record_unpin(takes.counters, queue.record)
-    queue_unpin(&takes.counters.fair, item.queue)
+    queue_unpin(&takes.counters.fair, queued.queue)
 
 
-cdef inline bint item_pin(Takes* takes, Item* item, const Ask* ask) noexcept nogil:
+cdef inline bint item_pin(Takes* takes, QueuedItem* queued, const Item* item) noexcept nogil:
     """Notes an item of a Take that will wait. Returns False if there is no room."""
-    item.queue = queue_pin(&takes.counters.fair, ask.record, ask.tag)
-    if item.queue == 0:
+    queued.queue = queue_pin(&takes.counters.fair, item.record, item.tag)
+    if queued.queue == 0:
         return False
-    permit_at(&takes.counters.permits, ask.record).record.flags |= FLAG_PINNED
-    item.period_us = ask.pace.period_us
-    item.amount = ask.amount
-    item.most = ask.pace.limit if ask.pace.period_us else ask.maximum
-    item.burst = ask.pace.burst if ask.pace.period_us else 0
-    item.on_death = ask.on_death
-    item.is_named = ask.is_named
-    item.next = 0
+    permit_at(&takes.counters.permits, item.record).record.flags |= FLAG_PINNED
+    queued.period_us = item.pace.period_us
+    queued.amount = item.amount
+    queued.most = item.pace.limit if item.pace.period_us else item.maximum
+    queued.burst = item.pace.burst if item.pace.period_us else 0
+    queued.on_death = item.on_death
+    queued.is_named = item.is_named
+    queued.next = 0
     return True
 
 
-cdef inline void items_free(Takes* takes, Item* first) noexcept nogil:
+cdef inline void items_free(Takes* takes, QueuedItem* first) noexcept nogil:
     """Unpins and frees the items of a Take. The first item is not a cell of the pool."""
     cdef uint32_t number = first.next, following
     item_unpin(takes, first)
     while number:
         following = takes.items[number].next
         item_unpin(takes, takes.items + number)
-        pool_put(&takes.state.items, &takes.items.next, sizeof(Item), number)
+        pool_put(&takes.state.items, &takes.items.next, sizeof(QueuedItem), number)
         number = following
 
 
 cdef inline uint32_t take_wait(
-    Takes* takes, uint32_t connection, const Ask* asks, int count, const Verdict* verdict, uint32_t opaque,
+    Takes* takes, uint32_t connection, const Item* items, int count, const Decision* decision, uint32_t opaque,
     uint64_t key, uint16_t weight, uint8_t priority, int64_t now_ns, int64_t until_ns
 ) noexcept nogil:
     """Lets a refused Take wait until until_ns; INT64_MAX means for ever.
@@ -550,8 +550,8 @@ cdef inline uint32_t take_wait(
     Returns the number of the wait, or 0 if there is no room.
     """
     cdef Fair* fair = &takes.counters.fair
-    cdef Item* item
-    cdef Item[ITEMS_MAX] made
+    cdef QueuedItem* queued
+    cdef QueuedItem[ITEMS_MAX] made
     cdef uint32_t number, cell, queue
     cdef Take* take
     cdef int i
@@ -566,26 +566,26 @@ cdef inline uint32_t take_wait(
     ):
         return 0
     for i in range(count):
-        if not item_pin(takes, &made[i], &asks[i]):
+        if not item_pin(takes, &made[i], &items[i]):
             while i > 0:
                 i -= 1
                 item_unpin(takes, &made[i])
             peer_give_back(takes.peers, connection, WAITS, <uint32_t>count - 1)
             return 0
-    queue = made[verdict.item].queue
-    number = fair_enter(fair, connection, queue, key, weight, priority, asks[verdict.item].amount)
+    queue = made[decision.item].queue
+    number = fair_enter(fair, connection, queue, key, weight, priority, items[decision.item].amount)
     awaited_set(takes, queue)
     take = takes.waiting + number
     take.opaque = opaque
     take.items = <uint8_t>count
     take.since_ns = now_ns
     take.first = made[0]
-    item = &take.first
+    queued = &take.first
     for i in range(1, count):
-        cell = pool_take(&takes.state.items, &takes.items.next, sizeof(Item))
+        cell = pool_take(&takes.state.items, &takes.items.next, sizeof(QueuedItem))
         takes.items[cell] = made[i]
-        item.next = cell
-        item = takes.items + cell
+        queued.next = cell
+        queued = takes.items + cell
     if until_ns != INT64_MAX:
         timers_arm(&takes.deadlines, number, until_ns)
     if fair.queues[queue].first == number:
@@ -604,71 +604,73 @@ cdef inline void take_end(Takes* takes, uint32_t number) noexcept nogil:
     items_free(takes, &takes.waiting[number].first)
 
 
-cdef inline void take_asks(const Takes* takes, uint32_t number, Ask* asks) noexcept nogil:
+cdef inline void take_items(const Takes* takes, uint32_t number, Item* items) noexcept nogil:
     """Fills in the items of a waiting Take, without their names."""
-    cdef const Item* item = &takes.waiting[number].first
+    cdef const QueuedItem* queued = &takes.waiting[number].first
     cdef const Queue* queue
     cdef int i
     for i in range(takes.waiting[number].items):
-        queue = takes.counters.fair.queues + item.queue
-        asks[i].record = queue.record
-        asks[i].tag = queue.tag
-        asks[i].amount = item.amount
-        asks[i].maximum = asks[i].pace.limit = item.most
-        asks[i].pace.period_us = item.period_us
-        asks[i].pace.burst = item.burst
-        asks[i].on_death = item.on_death
-        asks[i].is_named = item.is_named
-        item = takes.items + item.next
+        queue = takes.counters.fair.queues + queued.queue
+        items[i].record = queue.record
+        items[i].tag = queue.tag
+        items[i].amount = queued.amount
+        items[i].maximum = items[i].pace.limit = queued.most
+        items[i].pace.period_us = queued.period_us
+        items[i].pace.burst = queued.burst
+        items[i].on_death = queued.on_death
+        items[i].is_named = queued.is_named
+        queued = takes.items + queued.next
 
 
-cdef inline Verdict take_try(Takes* takes, uint32_t number, Ask* asks, int64_t now_ns) noexcept nogil:
-    """Grants the first Take of its queue, if everything is available. asks: gets the items of the Take."""
+cdef inline Decision take_try(Takes* takes, uint32_t number, Item* items, int64_t now_ns) noexcept nogil:
+    """Grants the first Take of its queue, if everything is available. items: gets the items of the Take."""
     cdef const Fair* fair = &takes.counters.fair
     cdef const Waiter* waiter = waiter_at(fair, number)
-    cdef const Item* item = &takes.waiting[number].first
+    cdef const QueuedItem* queued = &takes.waiting[number].first
     cdef int count = takes.waiting[number].items
-    cdef Verdict verdict = Verdict(FULL, 0, False, 0, INT64_MAX)
+    cdef Decision decision = Decision(FULL, 0, False, 0, INT64_MAX)
     cdef int i
-    take_asks(takes, number, asks)
-    if takes.counters.limits.generation and not asks_limit(takes.counters, asks, count, &verdict):
-        return verdict
+    take_items(takes, number, items)
+    if takes.counters.limits.generation and not items_limit(takes.counters, items, count, &decision):
+        return decision
     for i in range(count):
-        if not ask_is_there(takes, &asks[i], now_ns, &verdict.due_ns) or fair_is_behind(fair, number, item.queue):
-            verdict.outcome = REFUSED
-            verdict.item = <uint8_t>i
-            verdict.queue = item.queue
-            return verdict
-        item = takes.items + item.next
-    if takes_have_room(takes, waiter.connection, asks, count):
-        takes_grant(takes, waiter.connection, asks, count, now_ns)
-        verdict.outcome = GRANTED
-    return verdict
+        if not item_is_there(takes, &items[i], now_ns, &decision.due_ns) or fair_is_behind(fair, number, queued.queue):
+            decision.outcome = REFUSED
+            decision.item = <uint8_t>i
+            decision.queue = queued.queue
+            return decision
+        queued = takes.items + queued.next
+    if takes_have_room(takes, waiter.connection, items, count):
+        takes_grant(takes, waiter.connection, items, count, now_ns)
+        decision.outcome = GRANTED
+    return decision
 
 
-cdef inline void take_look(Takes* takes, uint32_t number, Ask* asks, int64_t now_ns, Verdict* verdict) noexcept nogil:
+cdef inline void take_look(
+    Takes* takes, uint32_t number, Item* items, int64_t now_ns, Decision* decision
+) noexcept nogil:
     """Finds the item for which a Take waits, and when the item will be available."""
-    cdef const Item* item = &takes.waiting[number].first
-    cdef int i
-    take_asks(takes, number, asks)
-    if takes.counters.limits.generation and not asks_limit(takes.counters, asks, takes.waiting[number].items, verdict):
+    cdef const QueuedItem* queued = &takes.waiting[number].first
+    cdef int i, count = takes.waiting[number].items
+    take_items(takes, number, items)
+    if takes.counters.limits.generation and not items_limit(takes.counters, items, count, decision):
         return
-    for i in range(takes.waiting[number].items):
-        if item.queue == takes.counters.fair.waiters[number].queue:
-            verdict.item = <uint8_t>i
-            ask_is_there(takes, &asks[i], now_ns, &verdict.due_ns)
+    for i in range(count):
+        if queued.queue == takes.counters.fair.waiters[number].queue:
+            decision.item = <uint8_t>i
+            item_is_there(takes, &items[i], now_ns, &decision.due_ns)
             return
-        item = takes.items + item.next
+        queued = takes.items + queued.next
     debug_check(False)
 
 
-cdef inline void take_move(Takes* takes, uint32_t number, const Verdict* verdict, const Ask* asks) noexcept nogil:
+cdef inline void take_move(Takes* takes, uint32_t number, const Decision* decision, const Item* items) noexcept nogil:
     """Moves a waiting Take into the queue of the item of which too little is available."""
     cdef uint32_t left = takes.counters.fair.waiters[number].queue
-    fair_move(&takes.counters.fair, number, verdict.queue, asks[verdict.item].amount)
+    fair_move(&takes.counters.fair, number, decision.queue, items[decision.item].amount)
     awaited_set(takes, left)
-    awaited_set(takes, verdict.queue)
-    queue_wake(&takes.counters.fair, verdict.queue)
+    awaited_set(takes, decision.queue)
+    queue_wake(&takes.counters.fair, decision.queue)
 
 
 cdef inline uint32_t take_find(

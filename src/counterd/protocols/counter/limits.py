@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from counterd.documents import DocumentError, Problems, read_document
+from counterd.json_documents import DocumentError, Problems, read_document
 from counterd.protocols.counter.wire import LIMIT_MAX, PERIOD_MAX_US, U32_MAX
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ LIMIT_MAX = (1 << 31) - 1
 PERIOD_MAX_US = 316_224_000 * 1_000_000  # ten years
 TAKE_MAX = 10 + KEY_MAX + 24 + NAME_MAX  # bytes of a Take's body
 TOKEN_SIZE = 12  # bytes
-TITLE_MAX = 64  # bytes of the name of a connection
+CONNECTION_NAME_MAX = 64  # bytes of the name of a connection
 BODY_MAX = 10 + NAME_MAX  # bytes of a request's body: an Acquire with the longest name
 # Bytes of a response's body. Dump entries and the reference's Stats stay below 64 KiB + 14; more is allowed for longer
 # statistics. The limit bounds the memory that a faulty server can make a client use.
@@ -66,7 +66,7 @@ _TAKE, _PERMIT, _RATE = struct.Struct(">BBHIH"), struct.Struct(">BBHII"), struct
 _TAKE_AGAIN = struct.Struct(">8sI4sI")  # of a whole frame: the opaque and the time to wait, with what is before each
 _GRANT, _SHORTAGE, _SETTLE = struct.Struct(">Q"), struct.Struct(">BIII"), struct.Struct(">QIH")
 # Of a Resume that presents a token, and of the reply to a Resume.
-_PRESENT, _STAY = struct.Struct(f">I{TOKEN_SIZE}sI"), struct.Struct(f">{TOKEN_SIZE}sI")
+_PRESENT, _RESUME_REPLY = struct.Struct(f">I{TOKEN_SIZE}sI"), struct.Struct(f">{TOKEN_SIZE}sI")
 
 
 class Opcode(IntEnum):
@@ -244,7 +244,7 @@ class Shortage(NamedTuple):
     text: str
 
 
-class Stay(NamedTuple):
+class Resumption(NamedTuple):
     """The reply to a Resume: the token of the connection, and how many milliseconds the token is valid after the end of
     the connection."""
 
@@ -439,8 +439,8 @@ def goodbye(opaque: int) -> bytes:
 def who(opaque: int, name: str) -> bytes:
     """Encodes a request that states the name of the connection: printable, 1 to 64 bytes of UTF-8 (section "Who")."""
     encoded = name.encode("utf-8")
-    if not 1 <= len(encoded) <= TITLE_MAX:
-        raise ValueError(f"a connection's name must have 1 to {TITLE_MAX} bytes, not {len(encoded)}")
+    if not 1 <= len(encoded) <= CONNECTION_NAME_MAX:
+        raise ValueError(f"a connection's name must have 1 to {CONNECTION_NAME_MAX} bytes, not {len(encoded)}")
     if not is_legible(name):
         raise ValueError(f"a connection's name must be printable, with something to be seen, not {name!a}")
     _check_u32(opaque=opaque)
@@ -549,11 +549,11 @@ def decode_shortage(body: bytes) -> Shortage:
     return Shortage(item, left, most, None if retry_ms == U32_MAX else retry_ms, text)
 
 
-def decode_stay(body: bytes) -> Stay:
+def decode_resumption(body: bytes) -> Resumption:
     """Decodes the reply to a Resume."""
-    if len(body) != _STAY.size:
+    if len(body) != _RESUME_REPLY.size:
         raise ProtocolError(f"expected a token, not {_shown(body)}")
-    return Stay(*_STAY.unpack(body))
+    return Resumption(*_RESUME_REPLY.unpack(body))
 
 
 def decode_stats(body: bytes) -> dict[str, str]:

@@ -9,18 +9,18 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterd.contract import Extensions, Figures, Files, Room
-from counterd.listing import Figure
+from counterd.contract import Extensions, Figures, Files, ProtocolSpec
 from counterd.protocols.sentinel.wire import PORT
 from counterd.settings import absolute_path, extension_name, integer, setting
+from counterd.tables import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from counterd.contract import PluginHost
-    from counterd.listing import Table
     from counterd.protocols.sentinel._store import SentinelStore
     from counterd.protocols.sentinel.rules import Rules
+    from counterd.tables import Table
 
 TOKENS_MAX = 1 << 26
 PARAM_VALUES_MAX = 1 << 24
@@ -151,7 +151,7 @@ FIGURES = (
     ),
 )
 
-ROOM = Room(
+PROTOCOL = ProtocolSpec(
     name="sentinel",
     default_port=PORT,
     settings=SentinelSettings,

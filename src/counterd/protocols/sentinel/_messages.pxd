@@ -175,7 +175,7 @@ cdef inline int request_decode(const Frame* frame, Request* request) noexcept no
     request.type = frame.data[6]
     request.kind = min(request.type, <uint8_t>TYPES)
     request.xid = load_be32(frame.data + LENGTH_SIZE)
-    if frame.verdict != OK:
+    if frame.parse_result != OK:
         return BAD_REQUEST
     request.tag = frame.tag
     request.id = body

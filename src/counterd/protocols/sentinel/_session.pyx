@@ -136,7 +136,7 @@ cdef class SentinelSession(Session):
         client_enter(&store.tokens, self.connection)
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
-        """Sets the frame's key to the body of the frame. verdict: OK if the body is long enough for its type."""
+        """Sets the frame's key to the body of the frame. parse_result: OK if the body is long enough for its type."""
         cdef Tokens* tokens = &(<SentinelStore>self.store).tokens
         cdef uint32_t total
         if size < LENGTH_SIZE:
@@ -149,13 +149,13 @@ cdef class SentinelSession(Session):
         frame.key = data + HEAD_SIZE
         frame.key_size = 0
         frame.tag = 0
-        frame.verdict = 1
+        frame.parse_result = 1
         if total < HEAD_SIZE or total > FRAME_MAX or data[6] >= TYPES:
             return total
         frame.key_size = total - HEAD_SIZE
         if frame.key_size < BODY_MIN[data[6]]:
             return total
-        frame.verdict = OK
+        frame.parse_result = OK
         if data[6] == RELEASE or data[6] == KEEP:
             frame.tag = name_tag(&tokens.table, frame.key, ID_SIZE)
             index_prefetch(&tokens.table.index, frame.tag)
@@ -168,8 +168,8 @@ cdef class SentinelSession(Session):
         cdef uint32_t number, acquires = 0
         cdef int i
         for i in range(count):
-            acquires += frames[i].verdict == OK and frames[i].data[6] == ACQUIRE
-            if frames[i].verdict == OK and (frames[i].data[6] == RELEASE or frames[i].data[6] == KEEP):
+            acquires += frames[i].parse_result == OK and frames[i].data[6] == ACQUIRE
+            if frames[i].parse_result == OK and (frames[i].data[6] == RELEASE or frames[i].data[6] == KEEP):
                 number = index_peek(&tokens.table.index, frames[i].tag)
                 if number:
                     prefetch(record_at(&tokens.table, number))
@@ -177,7 +177,7 @@ cdef class SentinelSession(Session):
             tokens_foresee(tokens, acquires)
 
     cdef int execute_frame(self, const Frame* frame) except -1:
-        if frame.verdict == OK and frame.data[6] == PING:
+        if frame.parse_result == OK and frame.data[6] == PING:
             return self.register(frame)
         return self.execute_request(frame)
 

@@ -1,3 +1,3 @@
-from counterd.listing import Table
+from counterd.tables import Table
 
 TABLES: tuple[Table, ...]

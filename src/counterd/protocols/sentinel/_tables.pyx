@@ -15,8 +15,8 @@ from counterd.protocols.sentinel._rules cimport (
 from counterd.protocols.sentinel._store cimport SentinelStore
 from counterd.protocols.sentinel._tokens cimport Token, lease_end
 
-from counterd.listing import CONNECTION, Column, Table
 from counterd.settings import integer
+from counterd.tables import CONNECTION, Column, Table
 
 cdef double NS_PER_S = 1e9
 FLOW_ID_MAX = (1 << 63) - 1

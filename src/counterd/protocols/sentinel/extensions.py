@@ -14,7 +14,7 @@ import contextvars
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from counterd.contract import Context
-from counterd.documents import read_document
+from counterd.json_documents import read_document
 from counterd.protocols.sentinel._calls import Lease
 from counterd.protocols.sentinel.wire import Status
 

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from counterd.documents import DocumentError, Problems, read_document
+from counterd.json_documents import DocumentError, Problems, read_document
 from counterd.protocols.sentinel.wire import NAMESPACE_MAX, Tag, Typed, encode_value
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterd.contract import Figures, Files, Room, Shared
-from counterd.listing import Figure
+from counterd.contract import Figures, Files, ProtocolSpec, Shared
 from counterd.protocols.smockron.wire import PORT
 from counterd.settings import absolute_path, integer, redis_url, setting, size, socket_path
+from counterd.tables import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from counterd.listing import Table
     from counterd.protocols.smockron._store import SmockronStore
     from counterd.protocols.smockron.rules import Rules
+    from counterd.tables import Table
 
 IDENTIFIERS_MAX = 1 << 28
 MESSAGE_MIN, MESSAGE_MAX = 1 << 13, 1 << 24  # the longest identifier has to fit
@@ -123,7 +123,7 @@ FIGURES = (
     ),
 )
 
-ROOM = Room(
+PROTOCOL = ProtocolSpec(
     name="smockron",
     default_port=PORT,
     settings=SmockronSettings,

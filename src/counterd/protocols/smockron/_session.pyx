@@ -96,15 +96,15 @@ cdef class SmockronSession(Session):
             count += 1
             if not part.flags & MORE:
                 break
-        frame.verdict = CONTENT
+        frame.parse_result = CONTENT
         frame.size = <uint32_t>position
         if count >= PARTS_MIN and self.port == ACCOUNTING_PORT:
             self.look_up(frame, parts)
         return position
 
     cdef Py_ssize_t parse_greeting(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
-        frame.verdict = greeting_check(data, size)
-        if frame.verdict >= FIRST_BROKEN:
+        frame.parse_result = greeting_check(data, size)
+        if frame.parse_result >= FIRST_BROKEN:
             return -1
         frame.size = GREETING_SIZE
         return GREETING_SIZE if size >= GREETING_SIZE else 0
@@ -135,15 +135,15 @@ cdef class SmockronSession(Session):
 
     cdef int execute_frame(self, const Frame* frame) except -1:
         cdef SmockronStore store = <SmockronStore>self.store
-        cdef int verdict = frame.verdict
-        if verdict >= FIRST_BROKEN:
-            if verdict == WRONG_FLAGS and not self.greeted:  # `greeted` was not known when the frame was parsed
-                verdict = NOT_ZMTP
-            store.state.broken[verdict] += 1
+        cdef int parse_result = frame.parse_result
+        if parse_result >= FIRST_BROKEN:
+            if parse_result == WRONG_FLAGS and not self.greeted:    # `greeted` was not known when the frame was parsed
+                parse_result = NOT_ZMTP
+            store.state.broken[parse_result] += 1
             return DONE
-        if (frame.verdict == GREETING) == self.greeted:
+        if (frame.parse_result == GREETING) == self.greeted:
             return self.refuse_handshake()
-        if frame.verdict == GREETING:
+        if frame.parse_result == GREETING:
             self.greeted = True
             # Of a higher version, this end and the peer speak 3.1.
             self.minor = frame.data[MINOR_AT] if frame.data[MAJOR_AT] == VERSION_MAJOR else VERSION_MINOR
@@ -342,8 +342,8 @@ cdef inline int status_of(const Part* part) noexcept:
     return FORGET if part_equals(part, b"FORGET", 6) else -1
 
 
-cdef inline Py_ssize_t broken(Frame* frame, uint8_t verdict) noexcept:
-    frame.verdict = verdict
+cdef inline Py_ssize_t broken(Frame* frame, uint8_t parse_result) noexcept:
+    frame.parse_result = parse_result
     return -1
 
 

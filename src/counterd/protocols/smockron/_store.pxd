@@ -7,7 +7,7 @@ from counterd.engine.chains cimport Chains
 from counterd.engine.list cimport Ends
 from counterd.engine.wheel cimport Timer, Timers
 from counterd.protocols.smockron._throttles cimport Domain, Throttles
-from counterd.protocols.smockron._wire cimport VERDICTS
+from counterd.protocols.smockron._wire cimport PARSE_RESULTS
 
 cdef enum Operation:        # the outcomes are counted for each
     ACCEPTED = 0            # to FORGET: statuses of accounting messages
@@ -39,7 +39,7 @@ cdef struct Link:           # in the region, by connection
 
 cdef struct SmockronState:  # in the region
     uint64_t outcomes[OPERATIONS][OUTCOMES]
-    uint64_t broken[VERDICTS]
+    uint64_t broken[PARSE_RESULTS]
     uint64_t published      # control messages
     uint64_t delivered      # deliveries of control messages, one for each subscriber
     uint64_t lost           # deliveries for which a subscriber had no room
@@ -57,7 +57,7 @@ cdef class SmockronStore(Store):
     cdef size_t message_max     # bytes of a message
     cdef int64_t wall_ns        # Unix time minus the caller's clock
     cdef void** sessions        # by connection; NULL = it is gone
-    cdef dict audience          # {prefix: {connection: number of its subscriptions to the prefix}}
+    cdef dict subscribers       # {prefix: {connection: number of its subscriptions to the prefix}}
     cdef dict prefixes          # {connection: {prefix}}
     cdef dict listeners         # {domain: (topic, connections)}, a cache for domains with control messages
     cdef list leaving           # gone connections whose subscriptions have not been removed yet
@@ -114,4 +114,4 @@ cdef class SmockronStore(Store):
     cdef void forget_listeners(self) noexcept
     cdef int give(self, uint32_t connection, bytes message) except -1
     cdef void leave(self, uint32_t connection, bytes prefix) noexcept
-    cdef int audit_audience(self) except -1
+    cdef int audit_subscribers(self) except -1

@@ -29,7 +29,7 @@ from counterd.protocols.smockron._throttles cimport (
     throttles_reserve,
 )
 from counterd.protocols.smockron._wire cimport (
-    AHEAD_MAX_MS, FIRST_BROKEN, MORE, NUMBER_MAX, VERDICTS, number_write, part_size, part_write,
+    AHEAD_MAX_MS, FIRST_BROKEN, MORE, NUMBER_MAX, PARSE_RESULTS, number_write, part_size, part_write,
 )
 
 from collections import namedtuple
@@ -76,7 +76,7 @@ cdef class SmockronStore(Store):
         if identifiers == 0:
             raise ValueError("there must be room for at least one identifier")
         self.message_max = message_max
-        self.audience, self.prefixes, self.listeners, self.rounded_ms, self.questions = {}, {}, {}, {}, {}
+        self.subscribers, self.prefixes, self.listeners, self.rounded_ms, self.questions = {}, {}, {}, {}, {}
         self.leaving, self.asked, self.parked = [], [], {}
         region_reserve(&self.region, b"smockron", sizeof(SmockronState), <void**>&self.state)
         # One block for each, because many names do not fit into their records.
@@ -238,8 +238,8 @@ cdef class SmockronStore(Store):
         else:
             self.count(HANDSHAKE, TIMED_OUT)
         session.break_off()
-        session.settle()
-        return session.tell_dirty()
+        session.update_state()
+        return session.mark_dirty()
 
     # ---- accounting ----
 
@@ -466,7 +466,7 @@ cdef class SmockronStore(Store):
         cdef uint8_t* target
         cdef Py_ssize_t end = len(command)
         self.state.published += 1
-        if not self.audience:
+        if not self.subscribers:
             return 0
         topic, listeners = self.listeners.get(domain) or self.find_listeners(domain)
         if not listeners:
@@ -493,7 +493,7 @@ cdef class SmockronStore(Store):
         cdef bytes topic = self.domain_name(domain) + b"\0"
         found = {}
         for end in range(len(topic) + 1):
-            found.update(self.audience.get(topic[:end], ()))
+            found.update(self.subscribers.get(topic[:end], ()))
         self.budget -= len(topic) + len(found)
         if self.listed + len(found) > LISTED_MAX:
             self.forget_listeners()
@@ -531,7 +531,7 @@ cdef class SmockronStore(Store):
         if self.sessions[self.crowded] != NULL:
             session = <Session>self.sessions[self.crowded]
             if not session.can_post(CONTROL_MAX):
-                session.tell_dirty()
+                session.mark_dirty()
                 return False
         self.crowded = 0
         return True
@@ -541,7 +541,7 @@ cdef class SmockronStore(Store):
 
         Returns False if the connection has too many subscriptions. See section "Subscriptions".
         """
-        cdef dict audience
+        cdef dict subscribers
         mine = self.prefixes.setdefault(connection, set())
         self.budget -= LEAVE_STEPS
         if prefix not in mine:
@@ -549,28 +549,28 @@ cdef class SmockronStore(Store):
                 return False
             mine.add(prefix)
             self.state.subscriptions += 1
-        audience = self.audience.setdefault(prefix, {})
-        if connection not in audience:
+        subscribers = self.subscribers.setdefault(prefix, {})
+        if connection not in subscribers:
             self.forget_listeners()
-        audience[connection] = audience.get(connection, 0) + 1
+        subscribers[connection] = subscribers.get(connection, 0) + 1
         return True
 
     cdef int cancel(self, uint32_t connection, bytes prefix) except -1:
-        cdef dict audience = self.audience.get(prefix)
+        cdef dict subscribers = self.subscribers.get(prefix)
         self.budget -= LEAVE_STEPS
-        if audience is None or connection not in audience:
+        if subscribers is None or connection not in subscribers:
             return 0
-        audience[connection] -= 1
-        if audience[connection] == 0:
+        subscribers[connection] -= 1
+        if subscribers[connection] == 0:
             self.leave(connection, prefix)
             self.prefixes[connection].remove(prefix)
         return 0
 
     cdef void leave(self, uint32_t connection, bytes prefix) noexcept:
-        cdef dict audience = self.audience[prefix]
-        del audience[connection]
-        if not audience:
-            del self.audience[prefix]
+        cdef dict subscribers = self.subscribers[prefix]
+        del subscribers[connection]
+        if not subscribers:
+            del self.subscribers[prefix]
         self.forget_listeners()
         self.state.subscriptions -= 1
 
@@ -595,8 +595,8 @@ cdef class SmockronStore(Store):
             "alone": self.is_alone,
             "longest_probe": throttles.identifiers.index.state.longest,
         })
-        for verdict in range(FIRST_BROKEN, VERDICTS):
-            figures[f"broken:{BROKEN_NAMES[verdict]}"] = state.broken[<int>verdict]
+        for parse_result in range(FIRST_BROKEN, PARSE_RESULTS):
+            figures[f"broken:{BROKEN_NAMES[parse_result]}"] = state.broken[<int>parse_result]
         return figures
 
     def outcomes(self):
@@ -607,7 +607,7 @@ cdef class SmockronStore(Store):
                 for operation, name in enumerate(OPERATION_NAMES)
                 for index, outcome in enumerate(OUTCOME_NAMES)
             ]
-            broken = sum(self.state.broken[<int>verdict] for verdict in range(FIRST_BROKEN, VERDICTS))
+            broken = sum(self.state.broken[<int>parse_result] for parse_result in range(FIRST_BROKEN, PARSE_RESULTS))
         return [one for one in [*found, ("unknown", "framing_lost", broken)] if one[2]]
 
     cdef int audit_parts(self) except -1:
@@ -637,7 +637,7 @@ cdef class SmockronStore(Store):
         for number in self.parked:
             if self.sessions[number] == NULL or not (<Session>self.sessions[number]).waiting:
                 raise AssertionError(f"connection {number} is parked, but does not wait")
-        return self.audit_audience()
+        return self.audit_subscribers()
 
     cdef uint32_t audit_recency(self, const Ends* recency, bint chained) except? 0:
         """Checks a list of identifiers by recency.
@@ -659,10 +659,10 @@ cdef class SmockronStore(Store):
             used, number = identifier.used, identifier.links.next
         return listed
 
-    cdef int audit_audience(self) except -1:
-        """Checks that `audience`, `prefixes` and `listeners` agree about subscriptions."""
+    cdef int audit_subscribers(self) except -1:
+        """Checks that `subscribers`, `prefixes` and `listeners` agree about subscriptions."""
         mine = {(connection, prefix) for connection, prefixes in self.prefixes.items() for prefix in prefixes}
-        theirs = {(connection, prefix) for prefix, audience in self.audience.items() for connection in audience}
+        theirs = {(connection, prefix) for prefix, found in self.subscribers.items() for connection in found}
         if mine != theirs or len(mine) != self.state.subscriptions:
             told = self.state.subscriptions
             raise AssertionError(f"{len(mine)} subscriptions, {len(theirs)} by prefix, {told} counted")

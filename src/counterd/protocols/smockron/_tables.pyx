@@ -11,7 +11,7 @@ from counterd.engine.walk cimport RankedWalk
 from counterd.protocols.smockron._store cimport SmockronStore
 from counterd.protocols.smockron._throttles cimport DOMAIN_RULED, Domain, Identifier, domain_at
 
-from counterd.listing import Column, Figure, Table, name_of_bytes
+from counterd.tables import Column, Figure, Table, name_of_bytes
 
 cdef double NS_PER_S = 1e9
 

@@ -50,7 +50,7 @@ cdef enum Verdict:          # of a frame, from parse_frame
     WRONG_FLAGS = 5
     TOO_LONG = 6
     TOO_MANY = 7
-    VERDICTS = 8
+    PARSE_RESULTS = 8
 
 
 cdef struct Part:           # a frame of ZMTP

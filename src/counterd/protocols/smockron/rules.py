@@ -14,7 +14,7 @@ import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
-from counterd.documents import DocumentError, Problems, read_document
+from counterd.json_documents import DocumentError, Problems, read_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,14 +9,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from counterd.contract import Figures, Room
-from counterd.listing import Figure
+from counterd.contract import Figures, ProtocolSpec
 from counterd.protocols.throttr.wire import PORT, ValueSize
 from counterd.settings import choice, integer, setting, size
+from counterd.tables import Figure
 
 if TYPE_CHECKING:
-    from counterd.listing import Table
     from counterd.protocols.throttr._store import ThrottrStore
+    from counterd.tables import Table
 
 # Keys are numbered with 30 bits and cost 112 bytes, blocks of values with 32 bits and hold 60.
 MEMORY_MAX = 1 << 36
@@ -96,7 +96,7 @@ FIGURES = (
     ),
 )
 
-ROOM = Room(
+PROTOCOL = ProtocolSpec(
     name="throttr",
     default_port=PORT,
     settings=ThrottrSettings,

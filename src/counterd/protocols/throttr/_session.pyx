@@ -41,7 +41,7 @@ from counterd.protocols.throttr._store import KEY_BYTES
 from counterd.version import __version__
 
 cdef enum:
-    BROKEN = 1              # a frame's verdict: framing is lost
+    BROKEN = 1              # a frame's parse_result: framing is lost
     PUBLISH_STEPS = 64      # subscribers that a PUBLISH serves at once; ticks serve the rest
     EVENTS_DEEP = 16        # nested EVENTs; each is answered 01 before the reply to the request in it
     CHANNEL_STEPS = 1024    # subscribers that one reply lists: less than REPLY_MIN bytes
@@ -294,7 +294,7 @@ cdef class ThrottrSession(Session):
     Other connections can read the session's data in the region: its member and its subscriptions.
     """
 
-    cdef Member* member         # of its connection, in the region; NULL after leave()
+    cdef Member* member         # of its connection, in the region; NULL after give_back()
     cdef Listing listing        # the long reply under way, or None
     cdef size_t arrived         # bytes of the current call that its member has not counted yet
 
@@ -325,9 +325,9 @@ cdef class ThrottrSession(Session):
         if self.member != NULL:  # the store must not post to it, even before forget()
             (<ThrottrStore>self.store).sessions[self.connection] = NULL
 
-    cdef void leave(self) noexcept:
+    cdef void give_back(self) noexcept:
         self.member = NULL
-        Session.leave(self)
+        Session.give_back(self)
 
     cdef int begin_call(self, int64_t now_ns) except -1:
         cdef ThrottrStore store = <ThrottrStore>self.store
@@ -365,7 +365,7 @@ cdef class ThrottrSession(Session):
         frame.data = data
         frame.size = 1
         frame.key_size = 0
-        frame.verdict = BROKEN
+        frame.parse_result = BROKEN
         if data[0] >= OPCODES or store.layouts[data[0]].head == 0:
             return -1
         layout = &store.layouts[data[0]]
@@ -383,7 +383,7 @@ cdef class ThrottrSession(Session):
         if size < total:
             return 0
         frame.size = <uint32_t>total
-        frame.verdict = 0
+        frame.parse_result = 0
         if layout.name_at and data[0] < SUBSCRIBE:
             frame.tag = name_tag(&store.keys.table, frame.key, frame.key_size)
             index_prefetch(&store.keys.table.index, frame.tag)
@@ -400,7 +400,7 @@ cdef class ThrottrSession(Session):
         cdef int i, buffer_count = 0
         for i in range(count):
             opcode = frames[i].data[0]
-            if frames[i].verdict == 0 and frames[i].key_size and opcode <= STAT:
+            if frames[i].parse_result == 0 and frames[i].key_size and opcode <= STAT:
                 number = index_peek(&keys.table.index, frames[i].tag)
                 if number:
                     record = <const uint8_t*>key_at(keys, number)
@@ -416,7 +416,7 @@ cdef class ThrottrSession(Session):
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef uint8_t opcode = frame.data[0]
         cdef int done
-        if frame.verdict != 0:
+        if frame.parse_result != 0:
             store.state.broken += 1
             append(store, 1)[0] = 0
             return DONE

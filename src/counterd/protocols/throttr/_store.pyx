@@ -259,7 +259,7 @@ cdef class ThrottrStore(Store):
                 break
             if not self.can_give(entry):
                 # The caller has to fetch this session's earlier messages first, or call wait().
-                (<Session>self.sessions[permits.holdings[entry].connection]).tell_dirty()
+                (<Session>self.sessions[permits.holdings[entry].connection]).mark_dirty()
                 break
             permits.state.cursor = permits.holdings[entry].of_record.next
             if permits.holdings[entry].connection != self.state.event.publisher:

@@ -11,7 +11,7 @@ from counterd.engine.walk cimport BLOCK_WORK, HoldingsWalk, RankedWalk
 from counterd.protocols.throttr._keys cimport KEY_BUFFER, Key, key_expires, key_lives, value_length
 from counterd.protocols.throttr._store cimport ThrottrStore
 
-from counterd.listing import CONNECTION, Column, Table
+from counterd.tables import CONNECTION, Column, Table
 
 cdef double NS_PER_S = 1e9
 

@@ -9,10 +9,10 @@ from counterd.bench.dialects import DIALECTS, OPS_HELP, RULES, RULES_HELP
 
 
 def test_each_protocol_has_a_dialect_and_other_servers_come_last() -> None:
-    rooms = {path.parent.name for folder in protocols.__path__ for path in Path(folder).glob("*/wire.py")}
+    ours = {path.parent.name for folder in protocols.__path__ for path in Path(folder).glob("*/wire.py")}
     names = list(DIALECTS)
-    assert set(names[: len(rooms)]) == rooms
-    assert names[len(rooms) :] == ["redis", "redis-lua", "memcached"]
+    assert set(names[: len(ours)]) == ours
+    assert names[len(ours) :] == ["redis", "redis-lua", "memcached"]
     assert len({each.order for each in DIALECTS.values()}) == len(names)
 
 

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from counterd.bench.asking import LoadError, Place
+from counterd.bench.connection import LoadError, Place
 from counterd.bench.dialects import redis_lua
 from counterd.bench.dialects.redis import resp
 from counterd.bench.plan import Plan, read_work

@@ -13,7 +13,7 @@ from counterd.bench.plan import Plan, read_work
 from counterd.errors import ProtocolError
 from counterd.protocols.sentinel.rules import parse_rules
 from counterd.protocols.sentinel.wire import MessageType
-from kit.scripted.sentinel import Asked, Room
+from kit.scripted.sentinel import Asked, Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,49 +26,49 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def room() -> Iterator[Room]:
-    with Room(10) as started:
+def server() -> Iterator[Tokens]:
+    with Tokens(10) as started:
         yield started
 
 
-def plan_of(room: Room, **options: Any) -> Plan:
-    return Plan(protocol="sentinel", port=room.address.port, verify=True, **{"names": 3, "maximum": 10, **options})
+def plan_of(server: Tokens, **options: Any) -> Plan:
+    return Plan(protocol="sentinel", port=server.address.port, verify=True, **{"names": 3, "maximum": 10, **options})
 
 
-def judged(room: Room, held: dict[int, int]) -> list[str]:
+def judged(server: Tokens, held: dict[int, int]) -> list[str]:
     board: Any = SimpleNamespace(all_held=lambda: held)
-    return sentinel.while_held(plan_of(room), board)
+    return sentinel.while_held(plan_of(server), board)
 
 
-def test_matching_flows_are_no_violation(room: Room) -> None:
-    room.used.update({1: 4, 3: 10})
-    assert judged(room, {0: 4, 2: 10}) == []
-    assert (room.tokens, +room.used) == ({}, {1: 4, 3: 10}), "looking changes nothing"
+def test_matching_flows_are_no_violation(server: Tokens) -> None:
+    server.used.update({1: 4, 3: 10})
+    assert judged(server, {0: 4, 2: 10}) == []
+    assert (server.tokens, +server.used) == ({}, {1: 4, 3: 10}), "looking changes nothing"
 
 
-def test_differences_are_violations(room: Room) -> None:
-    room.used.update({1: 3, 2: 1})
-    assert judged(room, {0: 4}) == [
+def test_differences_are_violations(server: Tokens) -> None:
+    server.used.update({1: 3, 2: 1})
+    assert judged(server, {0: 4}) == [
         "flow 1: 4 of 10 are held, and 7 more were granted",
         "flow 2: 0 of 10 are held, and the other 10 cannot be acquired",
     ]
-    assert (room.tokens, +room.used) == ({}, {1: 3, 2: 1})
+    assert (server.tokens, +server.used) == ({}, {1: 3, 2: 1})
 
 
-def test_more_tokens_than_the_limit_are_a_violation(room: Room) -> None:
-    room.used[1] = 12
-    assert judged(room, {0: 12}) == []
+def test_more_tokens_than_the_limit_are_a_violation(server: Tokens) -> None:
+    server.used[1] = 12
+    assert judged(server, {0: 12}) == []
 
 
-def test_after_the_load_no_tokens_may_be_in_use(room: Room) -> None:
-    assert sentinel.when_gone(plan_of(room)) == []
-    room.used[2] = 1
+def test_after_the_load_no_tokens_may_be_in_use(server: Tokens) -> None:
+    assert sentinel.when_gone(plan_of(server)) == []
+    server.used[2] = 1
     late = "flow 2: 0 of 10 are held, and the other 10 cannot be acquired, 0.05 s after the last connection was closed"
-    assert sentinel.when_gone(plan_of(room)) == [late]
+    assert sentinel.when_gone(plan_of(server)) == [late]
 
 
-def test_tokens_that_end_in_time_are_no_violation(room: Room) -> None:
-    class Ending(Room):
+def test_tokens_that_end_in_time_are_no_violation(server: Tokens) -> None:
+    class Ending(Tokens):
         def give_back(self, peer: object) -> None:
             self.used.clear()
 
@@ -78,26 +78,26 @@ def test_tokens_that_end_in_time_are_no_violation(room: Room) -> None:
 
 
 @pytest.mark.parametrize("maximum", [9, 11])
-def test_a_different_limit_is_reported_before_the_load(maximum: int, room: Room) -> None:
+def test_a_different_limit_is_reported_before_the_load(maximum: int, server: Tokens) -> None:
     with pytest.raises(ProtocolError, match=r"flow 1: .*: the count of each rule must be --maximum"):
-        sentinel.look(plan_of(room, maximum=maximum))
+        sentinel.look(plan_of(server, maximum=maximum))
 
 
-def test_many_flows_are_probed_in_batches_and_long_findings_shortened(room: Room) -> None:
-    room.used.update(dict.fromkeys(range(1, 601), 1))
-    found = sentinel.when_gone(plan_of(room, names=600))
+def test_many_flows_are_probed_in_batches_and_long_findings_shortened(server: Tokens) -> None:
+    server.used.update(dict.fromkeys(range(1, 601), 1))
+    found = sentinel.when_gone(plan_of(server, names=600))
     assert (len(found), found[-1]) == (11, "and 590 more")
-    assert len({each.id for each in room.of(MessageType.ACQUIRE)}) == 600
-    assert max(peer.batches[0] for peer in room.peers if peer.batches) <= sentinel.AT_ONCE
+    assert len({each.id for each in server.of(MessageType.ACQUIRE)}) == 600
+    assert max(peer.batches[0] for peer in server.peers if peer.batches) <= sentinel.AT_ONCE
 
 
 def test_a_closed_connection_is_an_error() -> None:
-    class Closing(Room):
+    class Closing(Tokens):
         def answer(self, asked: Asked) -> bytes:
             raise OSError
 
-    with Closing() as room, pytest.raises((ProtocolError, OSError)):
-        sentinel.look(plan_of(room))
+    with Closing() as server, pytest.raises((ProtocolError, OSError)):
+        sentinel.look(plan_of(server))
 
 
 def test_rules_for_semaphores_rates_and_values() -> None:

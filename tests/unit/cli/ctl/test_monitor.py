@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from counterd.cli.ctl import monitor
-from counterd.cli.ctl.monitor import Asker
-from counterd.cli.ctl.screen import View
+from counterd.cli.ctl.monitor import PollingThread
+from counterd.cli.ctl.screen import TopState
 from counterd.errors import ConnectionLost
 from kit.machine import PATIENCE
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 class Asked:
     """Records what an asker did."""
 
-    def __init__(self, view: View, answer: Callable[[], object], share: float = 1.0) -> None:
+    def __init__(self, state: TopState, answer: Callable[[], object], share: float = 1.0) -> None:
         self.told: list[object] = []
         self.times: list[float] = []
         self._answer = answer
         self._more = threading.Semaphore(0)
-        self.asker = Asker(view, self._ask, self._tell, share)
-        self.asker.start()
+        self.thread = PollingThread(state, self._ask, self._tell, share)
+        self.thread.start()
 
     def wait(self, count: int) -> None:
         for _ in range(count):
@@ -43,10 +43,10 @@ class Asked:
 
 
 def test_one_query_per_interval() -> None:
-    view = View(interval=0.05)
-    asked = Asked(view, lambda: "figures")
+    state = TopState(interval=0.05)
+    asked = Asked(state, lambda: "figures")
     asked.wait(4)
-    view.paused = True  # and so for ever
+    state.paused = True  # and so for ever
     assert set(asked.told) == {"figures"}
     assert all(later - earlier >= 0.049 for earlier, later in zip(asked.times, asked.times[1:], strict=False))
 
@@ -54,7 +54,7 @@ def test_one_query_per_interval() -> None:
 def test_a_failed_query_is_reported_and_repeated_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor, "RETRY_S", 0.05)
     answers = iter([ConnectionLost("gone"), OSError("no descriptor"), "figures"])
-    view = View(interval=3600.0)
+    state = TopState(interval=3600.0)
 
     def answer() -> object:
         answer = next(answers)
@@ -62,52 +62,52 @@ def test_a_failed_query_is_reported_and_repeated_soon(monkeypatch: pytest.Monkey
             raise answer
         return answer
 
-    asked = Asked(view, answer)
+    asked = Asked(state, answer)
     asked.wait(3)
-    view.paused = True  # and so for ever
+    state.paused = True  # and so for ever
     assert [str(told) for told in asked.told] == ["gone", "no descriptor", "figures"]
 
 
 def test_slow_queries_are_made_less_often() -> None:
-    view = View(interval=0.001)
-    asked = Asked(view, lambda: time.sleep(0.05), share=0.25)
+    state = TopState(interval=0.001)
+    asked = Asked(state, lambda: time.sleep(0.05), share=0.25)
     asked.wait(3)
-    view.paused = True  # and so for ever
+    state.paused = True  # and so for ever
     assert all(later - earlier >= 0.2 for earlier, later in zip(asked.times, asked.times[1:], strict=False))
 
 
 def test_a_slow_query_is_made_at_once_if_the_user_waits_for_it() -> None:
-    view = View(interval=0.001)
-    asked = Asked(view, lambda: time.sleep(0.01), share=1e-6)
+    state = TopState(interval=0.001)
+    asked = Asked(state, lambda: time.sleep(0.01), share=1e-6)
     asked.wait(1)
-    asked.asker.look()
+    asked.thread.look()
     time.sleep(0.1)
     assert len(asked.times) == 1
-    asked.asker.look(hurries=True)
+    asked.thread.look(hurries=True)
     asked.wait(1)
     time.sleep(0.1)
     assert len(asked.times) == 2, "and once"
 
 
 def test_the_user_ends_a_pause() -> None:
-    view = View(interval=0.01, paused=True)
-    asked = Asked(view, lambda: "figures")
+    state = TopState(interval=0.01, paused=True)
+    asked = Asked(state, lambda: "figures")
     asked.wait(1)
     time.sleep(0.1)
-    asked.asker.look()
+    asked.thread.look()
     time.sleep(0.1)
     assert len(asked.told) == 1
-    view.paused = False
-    asked.asker.look()
+    state.paused = False
+    asked.thread.look()
     asked.wait(2)
-    view.paused = True
+    state.paused = True
 
 
 def test_a_changed_interval_counts_at_once() -> None:
-    view = View(interval=3600.0)
-    asked = Asked(view, lambda: "figures")
+    state = TopState(interval=3600.0)
+    asked = Asked(state, lambda: "figures")
     asked.wait(1)
-    view.interval = 0.01
-    asked.asker.look()
+    state.interval = 0.01
+    asked.thread.look()
     asked.wait(2)
-    view.paused = True
+    state.paused = True

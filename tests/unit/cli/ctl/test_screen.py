@@ -26,10 +26,10 @@ from counterd.cli.ctl.screen import (
     sparkline,
     summary,
 )
-from counterd.cli.ctl.view import CONNECTIONS, HOLDERS, HOLDINGS, QUEUE, SORTS, WAITS, Order, View
+from counterd.cli.ctl.top_state import CONNECTIONS, HOLDERS, HOLDINGS, QUEUE, SORTS, WAITS, Order, TopState
 from counterd.control import inspector
 from counterd.protocols.counter._tables import TABLES
-from unit.cli.ctl.test_view import ENTRIES, Entry, names, pressed
+from unit.cli.ctl.test_top_state import ENTRIES, Entry, names, pressed
 
 FIGURES = {
     "objects": "4", "curr_connections": "3", "total_connections": "1200", "command:noop": "0",
@@ -153,7 +153,7 @@ def test_the_list_has_at_least_half_of_the_rows(
     assert room >= size[1] / 2
     names = [line.split()[0] for line in lines[heading + 1 : -2] if line]
     assert names == [f"c{number:04}" for number in range(min(count, room - 1))]
-    what.view.press("tab")
+    what.state.press("tab")
     what.told = connected(30).told
     assert drawn(what, *size)[heading] == "connections"
 
@@ -215,13 +215,13 @@ def test_the_list_scrolls_with_the_cursor() -> None:
     what.listing = summary(many, Order(), 10.0, 0.1)  # type: ignore[arg-type]
     assert reversed_lines(what) == ["name", "c00"]
     for _ in range(30):
-        what.view.press("down")
+        what.state.press("down")
     assert reversed_lines(what) == ["name", "c30"]
     names = [line.split()[0] for line in drawn(what) if line.startswith("c") and line[1].isdigit()]
     assert names[-1] == "c30"
-    what.view.press("end")
+    what.state.press("end")
     assert reversed_lines(what) == ["name", "c59"]
-    what.view.press("home")
+    what.state.press("home")
     assert reversed_lines(what) == ["name", "c00"]
 
 
@@ -289,25 +289,25 @@ def test_the_page_of_connections() -> None:
     assert drawn(connected(30, None))[-1].startswith("the first 30 connections ")
     assert "protocol" in "\n".join(drawn(what, 120))
     assert drawn(connected(0, 0))[at + 2] == "no connections"
-    what.view.press("down")
+    what.state.press("down")
     assert reversed_lines(what) == ["id", "counter-1-12"]
 
 
 def test_a_kill_needs_a_confirmation() -> None:
     what = connected(3)
     drawn(what)
-    what.view.press("k")
+    what.state.press("k")
     assert drawn(what)[-1] == "close counter-0-12 and give back what it holds? y: yes; any other key: no"
-    what.view.press("y")
-    assert what.view.kills == ["counter-0-12"]
-    what.view.note = "ended counter-0-12"
+    what.state.press("y")
+    assert what.state.kills == ["counter-0-12"]
+    what.state.note = "ended counter-0-12"
     assert drawn(what)[-1].startswith("ended counter-0-12 ")
 
 
 def test_the_page_of_holders() -> None:
     what = full()
     drawn(what)
-    what.view.press("enter")
+    what.state.press("enter")
     assert drawn(what)[-1].startswith("waiting for the reply of the admin endpoint")
     rows = [
         {"connection": "counter-4-12", "peer": "uid 5, pid\x1b 7", "amount": 2, "age_seconds": 3.2},
@@ -344,17 +344,17 @@ def test_the_page_of_holdings(columns: list[Column], row: dict[str, object], lin
     connection = "counter-4-12"
     what = connected(3)
     drawn(what)
-    what.view.cursor.rows = [connection]
-    what.view.press("enter")
+    what.state.cursor.rows = [connection]
+    what.state.press("enter")
     assert drawn(what)[-1].startswith("waiting for the reply of the admin endpoint")
     what.told = Told(HOLDINGS, connection.encode(), [row], 2, columns=columns)
     found = drawn(what)
     at = found.index(f"holdings of {connection}")
     assert [" ".join(line.split()) for line in found[at + 1 : at + 3]] == lines
     assert found[-1].startswith("2 holdings ")
-    what.view.press("k")
+    what.state.press("k")
     assert drawn(what)[-1].startswith(f"close {connection} and give back")
-    what.view.press("n")
+    what.state.press("n")
     what.told = Told(HOLDINGS, connection.encode(), [])
     assert "the connection holds nothing" in drawn(what)
 
@@ -362,20 +362,20 @@ def test_the_page_of_holdings(columns: list[Column], row: dict[str, object], lin
 def test_the_pages_of_waiters_and_waits() -> None:
     what = full()
     drawn(what)
-    what.view.press("w")
+    what.state.press("w")
     queue = [CONNECTION, PEER, Column("position", Kind.NUMBER), Column("left", Kind.SPAN)]
     rows: list[dict[str, Any]] = [
         {"connection": "counter-4-12", "peer": "a:1", "position": 1, "left": 2.5},
         {"connection": "", "peer": "", "position": 2, "left": 3},
     ]
-    what.told = Told(QUEUE, what.view.name, rows, 2, columns=queue)
+    what.told = Told(QUEUE, what.state.name, rows, 2, columns=queue)
     found = drawn(what)
-    at = found.index(f"queue of {what.view.name.decode()}")
+    at = found.index(f"queue of {what.state.name.decode()}")
     assert found[at + 1].split() == ["connection", "peer", "position", "left"]
     assert found[at + 2].split() == ["counter-4-12", "a:1", "1", "2.50", "s"]
     assert found[-1].startswith("2 waiters ")
-    what.view.press("enter")
-    what.view.press("w")
+    what.state.press("enter")
+    what.state.press("w")
     what.told = Told(WAITS, b"counter-4-12", [], 0)
     found = drawn(what)
     assert "waits of counter-4-12" in found
@@ -403,9 +403,9 @@ def test_the_most_important_columns_of_waiters_come_first(page: str, columns: in
     row: dict[str, Any] = {each.name: 1 if each.kind in RIGHT else "" for each in asked}
     row.update(name=b"db:main", key=b"tenant", peer="beanstalk")
     what = full()
-    what.view.page, what.view.name = page, b"age"
+    what.state.page, what.state.name = page, b"age"
     if page == "waiters":
-        what.view.tables = (Table(page, "counter", asked, ["age"], []),)
+        what.state.tables = (Table(page, "counter", asked, ["age"], []),)
     if page == WAITS:
         asked = [each for each in asked if each.name not in WHO]
     what.told = Told(page, b"age", [row], 1, columns=asked)
@@ -487,7 +487,7 @@ def test_a_problem_is_shown_on_a_line_of_its_own() -> None:
 
 
 def test_the_screen_before_the_first_sample() -> None:
-    lines = drawn(Shown("/run/counterd.sock", View()))
+    lines = drawn(Shown("/run/counterd.sock", TopState()))
     assert lines[0].startswith("/run/counterd.sock ")
     assert lines[-1].startswith("no list of counters yet")
 
@@ -560,8 +560,8 @@ def test_the_pages_of_other_protocols(
     page: str, order: str, rows: list[dict[str, object]], columns: int, lines: list[str]
 ) -> None:
     what = full()
-    what.view.tables = (Table(page, "other", PAGES[page], ["ready", "oldest", "held"], []),)
-    what.view.page, what.view.name = page, order.encode()
+    what.state.tables = (Table(page, "other", PAGES[page], ["ready", "oldest", "held"], []),)
+    what.state.page, what.state.name = page, order.encode()
     assert drawn(what, columns)[-1].startswith("waiting for the reply of the admin endpoint")
     what.told = Told(page, order.encode(), rows, len(rows), columns=PAGES[page])
     found = drawn(what, columns)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.client._calls import Call
-from counterd.client._command import Recording
+from counterd.client._command import PipelineBase
 from counterd.client.beanstalk._queue import Commands, Peeked, QueueCalls, Tubes
 from counterd.errors import ConnectionLost, CounterdError, ProtocolError
 from counterd.protocols.beanstalk import wire
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BATCH = b"JOBS 2\r\nRESERVED 7 1\r\na\r\nRESERVED 8 0\r\n\r\n"
 
 
-class Recorder(Commands[int], Recording):
+class Recorder(Commands[int], PipelineBase):
     """Returns the requests of commands; its jobs are their ids."""
 
     def __init__(self) -> None:

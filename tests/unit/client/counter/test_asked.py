@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from counterd.client._turns import Queue
+from counterd.client._wait_queues import Queue
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._taking import place
 from counterd.errors import ConnectionLost, NotAvailable

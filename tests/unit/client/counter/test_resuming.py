@@ -29,7 +29,7 @@ def test_the_first_requests_of_a_connection() -> None:
 
 def test_each_resume_presents_a_higher_number() -> None:
     greeting = Greeting(2, "")
-    token = greeting.token(wire.Stay(b"t" * wire.TOKEN_SIZE, 1000))
+    token = greeting.token(wire.Resumption(b"t" * wire.TOKEN_SIZE, 1000))
     assert token.grace_s == 1
     assert frames(greeting.asks(token)) == [wire.resume(1, 2000, token.token, token.attempt)]
     again = token.again()

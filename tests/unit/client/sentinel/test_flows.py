@@ -35,7 +35,7 @@ class Client(Commands[HoldSteps]):
     LINK = ThreadLink
     _drive = _connected = _reconnect = _open = _wait = None  # the test does that
     _make_hold = HoldSteps
-    _new_turn = threading.Event
+    _new_waiter = threading.Event
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"fallback": "closed", **options})

@@ -20,7 +20,7 @@ from counterd.errors import Timeout
 from counterd.protocols.sentinel import wire
 from kit.daemon import wait_until
 from kit.machine import PATIENCE
-from kit.scripted.sentinel import Room
+from kit.scripted.sentinel import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +155,7 @@ def test_closing_in_a_signal_handler_leaves_tokens_to_their_leases(pair: Pair) -
 def test_the_background_thread_ends_a_connection_that_owes_grants_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_token_link, "LATE_MAX_S", 2 * SHORT)
     with (
-        Room() as server,
+        Tokens() as server,
         Client(*server.address, timeout=SHORT, connect_timeout=PATIENCE, fallback="closed") as client,
     ):
         server.waits = {wire.MessageType.ACQUIRE}

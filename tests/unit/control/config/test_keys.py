@@ -19,9 +19,9 @@ from counterd.control.config.keys import (
     split_servers,
 )
 from counterd.control.config.loading import ConfigError, changed, load, merged
-from counterd.protocols import find_rooms
-from counterd.protocols.counter import ROOM as COUNTER
-from counterd.protocols.smockron import ROOM as SMOCKRON
+from counterd.protocols import find_protocols
+from counterd.protocols.counter import PROTOCOL as COUNTER
+from counterd.protocols.smockron import PROTOCOL as SMOCKRON
 from counterd.settings import integer, setting
 
 
@@ -47,7 +47,7 @@ ON = "counter.enable = true\n"
 BOTH_ON = "counter.enable = true\ngate.enable = true\n"
 
 
-def test_the_listener_keys_are_those_of_each_room_except_unshareable_ones():
+def test_the_listener_keys_are_those_of_each_protocol_except_unshareable_ones():
     one = {key.removeprefix("gate") for key in settings_for([GATE]) if key.startswith("gate.")}
     shared = {key.removeprefix("listener") for key in shared_settings()}
     assert one - shared == {".enable", ".port", ".socket", ".width", ".height"}
@@ -58,7 +58,7 @@ def test_the_listener_keys_are_those_of_each_room_except_unshareable_ones():
 
 
 @pytest.mark.parametrize("own_first", [True, False])
-def test_a_listener_key_is_the_default_of_each_room(write, own_first):
+def test_a_listener_key_is_the_default_of_each_protocol(write, own_first):
     lines = ["gate.idle_timeout = 7\n", "listener.idle_timeout = 5\n"]
     found = load(write(BOTH_ON + "".join(lines if own_first else lines[::-1])), [], [COUNTER, GATE])
     line = {True: (4, 3), False: (3, 4)}[own_first]
@@ -70,7 +70,7 @@ def test_a_listener_key_is_the_default_of_each_room(write, own_first):
     assert found.values.keys() == found.origins.keys() == settings_for([COUNTER, GATE]).keys()
 
 
-def test_a_rooms_own_key_overrides_the_listener_key_in_any_order(write):
+def test_a_protocols_own_key_overrides_the_listener_key_in_any_order(write):
     path = write(BOTH_ON + "gate.idle_timeout = 7\nlistener.max_connections = 1")
     found = load(
         path, ["listener.idle_timeout=5", "listener.max_connections=2", "gate.max_connections=3"], [COUNTER, GATE]
@@ -128,12 +128,12 @@ SHARED_MISTAKES = [
 
 @pytest.mark.parametrize(("lines", "messages"), SHARED_MISTAKES)
 def test_a_mistake_in_a_listener_key_is_reported_once(problems, lines, messages):
-    assert problems(BOTH_ON + lines, rooms=(COUNTER, GATE)) == messages
+    assert problems(BOTH_ON + lines, specs=(COUNTER, GATE)) == messages
 
 
-def test_two_rooms_cannot_share_an_address_and_port(problems, write):
+def test_two_protocols_cannot_share_an_address_and_port(problems, write):
     lines = "counter.port = 9\ngate.port = 9\nlistener.bind = 127.0.0.1, ::1\n"
-    assert problems(BOTH_ON + lines, rooms=(COUNTER, GATE)) == [
+    assert problems(BOTH_ON + lines, specs=(COUNTER, GATE)) == [
         "F:4: gate.port: 127.0.0.1:9 is already used by counter.port",
         "F:4: gate.port: [::1]:9 is already used by counter.port",
     ]
@@ -145,7 +145,7 @@ def test_an_allow_list_for_all_listeners_permits_reachable_addresses(write):
     load(write(BOTH_ON + "listener.bind = 192.0.2.1\nlistener.allow = 192.0.2.0/24"), [], [COUNTER, GATE])
 
 
-def test_a_changed_listener_key_is_a_change_of_each_room_that_uses_it(write):
+def test_a_changed_listener_key_is_a_change_of_each_protocol_that_uses_it(write):
     old = load(write(BOTH_ON + "listener.idle_timeout = 5\nlistener.socket_mode = 600"), [], [COUNTER, GATE])
     new = load(
         write(BOTH_ON + "listener.idle_timeout = 6\nlistener.socket_mode = 660\ngate.idle_timeout = 5"),
@@ -219,8 +219,8 @@ def test_mistakes_in_cluster_keys(problems, lines, messages):
 
 def test_a_cluster_needs_a_protocol_that_shares_limits(problems):
     lines = "gate.enable = true\ncluster.url = redis://a\n"
-    rooms = (replace(COUNTER, leased_limits=COUNTER.make_store), replace(GATE, leased_limits=None))
-    assert problems(lines, rooms=rooms) == ["F:2: cluster.url needs counter.enable = true"]
+    specs = (replace(COUNTER, leased_limits=COUNTER.make_store), replace(GATE, leased_limits=None))
+    assert problems(lines, specs=specs) == ["F:2: cluster.url needs counter.enable = true"]
 
 
 def test_a_cluster_without_its_packages(problems, monkeypatch):
@@ -325,7 +325,7 @@ def test_a_mistake_in_the_url_of_a_redis(url: str, says: str) -> None:
 
 def test_mistakes_in_the_keys_of_smockron_state(problems):
     assert problems(
-        "smockron.enable = true\nsmockron.rules = /f\nsmockron.state = redis://:secret@a/x\n", rooms=(SMOCKRON,)
+        "smockron.enable = true\nsmockron.rules = /f\nsmockron.state = redis://:secret@a/x\n", specs=(SMOCKRON,)
     ) == ["F:3: smockron.state: expected the number of a database, as in redis://HOST:PORT/0 or unix:///PATH?db=0"]
 
 
@@ -344,5 +344,5 @@ def test_mistakes_in_the_keys_of_smockron_state(problems):
 def test_settings_that_are_unused_or_weak_warn(write, lines, warned):
     path = write(f"smockron.enable = true\n{lines}\n")
     path.chmod(0o600)
-    warnings = load(path, [], find_rooms()).warnings
+    warnings = load(path, [], find_protocols()).warnings
     assert [warning.startswith(warned) for warning in warnings] == [True] * bool(warned), warnings

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from counterd.control.config import loading as config
 from counterd.control.config.keys import settings_for, shared_settings, split_bind
 from counterd.control.config.loading import Config, ConfigError, changed, find_file, load, merged
-from counterd.protocols import find_rooms
-from counterd.protocols.counter import ROOM as COUNTER
+from counterd.protocols import find_protocols
+from counterd.protocols.counter import PROTOCOL as COUNTER
 from counterd.settings import integer, setting
 
 ROOT = Path(__file__).parents[4]
@@ -45,7 +45,7 @@ ON = "counter.enable = true\n"
 # ---- settings -------------------------------------------------------------------------------------------------------
 
 
-def test_every_room_has_the_settings_of_a_listener_and_its_own():
+def test_every_protocol_has_the_settings_of_a_listener_and_its_own():
     keys = settings_for([GATE])
     listener = (
         "enable port bind insecure allow tls.cert tls.key tls.client_ca tls.require_client_cert socket socket_mode"
@@ -200,12 +200,12 @@ def test_the_longest_path_of_a_socket(write, problems):
     ]
 
 
-def test_an_enabled_room_may_have_addresses_or_a_socket_alone(write):
+def test_an_enabled_protocol_may_have_addresses_or_a_socket_alone(write):
     values = load(write(ON + "counter.bind =\ncounter.socket = /run/counter"), [], [COUNTER]).values
     assert (values["counter.bind"], values["counter.socket"]) == ((), "/run/counter")
 
 
-def test_one_enabled_room_is_enough(write):
+def test_one_enabled_protocol_is_enough(write):
     values = load(write("gate.enable = true\ncounter.bind ="), [], [COUNTER, GATE]).values
     assert (values["gate.enable"], values["counter.enable"]) == (True, False)
 
@@ -359,7 +359,7 @@ def test_a_mistake_on_the_command_line(problems, overrides, messages):
 
 def test_a_configuration_without_an_enabled_protocol_is_refused(problems):
     assert problems("") == ["F: no protocol is enabled, set counter.enable = true"]
-    assert problems("gate.enable = false", rooms=[COUNTER, GATE]) == [
+    assert problems("gate.enable = false", specs=[COUNTER, GATE]) == [
         "F: no protocol is enabled, set counter.enable or gate.enable = true"
     ]
 
@@ -469,7 +469,7 @@ def test_tls_allow_or_insecure_permits_reachable_addresses(write, line):
     assert found.warnings == ()
 
 
-def test_a_room_that_is_off_may_have_any_address(write):
+def test_a_protocol_that_is_off_may_have_any_address(write):
     load(write(ON + "gate.bind = ::"), [], [COUNTER, GATE])
 
 
@@ -576,7 +576,7 @@ def test_the_system_file_is_where_it_is_documented():
 def test_a_token_in_a_readable_file_warns(write, line, overrides, mode, warned):
     path = write(f"counter.enable = true\n{line}\nadmin.enable = true\n")
     path.chmod(mode)
-    warnings = load(path, overrides, find_rooms()).warnings
+    warnings = load(path, overrides, find_protocols()).warnings
     expected = "F:2: admin.token: every user of this machine can read the file; run chmod o= F"
     assert warnings == ((expected,) if warned else ())
 
@@ -593,8 +593,8 @@ def shipped_keys() -> dict[str, tuple[bool, str, str]]:
 
 
 def test_the_shipped_file_has_every_key_with_its_default():
-    keys, found = settings_for(find_rooms()), shipped_keys()
-    of_each = [f"{room.name}{key.removeprefix('listener')}" for key in shared_settings() for room in find_rooms()]
+    keys, found = settings_for(find_protocols()), shipped_keys()
+    of_each = [f"{spec.name}{key.removeprefix('listener')}" for key in shared_settings() for spec in find_protocols()]
     assert found.keys() == (keys.keys() | shared_settings().keys()) - set(of_each)
     keys |= shared_settings()
     assert {key for key, (is_set, _, _) in found.items() if is_set} == {"counter.enable"}
@@ -607,8 +607,8 @@ def test_the_shipped_file_has_every_key_with_its_default():
 
 
 def test_the_shipped_file_works_and_turns_the_counter_protocol_on():
-    found = load(SHIPPED, [], find_rooms())
-    defaults = {key: setting.default for key, setting in settings_for(find_rooms()).items()}
+    found = load(SHIPPED, [], find_protocols())
+    defaults = {key: setting.default for key, setting in settings_for(find_protocols()).items()}
     assert found.values == defaults | {"counter.enable": True}
     assert not defaults["counter.enable"]
     assert found.warnings == ()

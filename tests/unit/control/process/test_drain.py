@@ -14,13 +14,13 @@ from counterd.control.process.drain import drain, wait_for_holdings
 from kit import memory
 
 
-class Room:
+class Fake:
     """A service. held: the number of its holdings; leases: of the first of them; connections: the open ones. steps: the
     calls that it received. empty: set when the last connection has gone.
     """
 
     def __init__(self, name: str, held: int = 0) -> None:
-        self.room = SimpleNamespace(name=name)
+        self.protocol = SimpleNamespace(name=name)
         self.held = held
         self.first: list[tuple[int, bytes, int, int]] = []
         self.store = SimpleNamespace(held=lambda: self.held, leases=lambda limit: self.first[:limit])
@@ -45,7 +45,7 @@ class Room:
         )
 
 
-def drained(loop: memory.Loop, timeout: float, *services: Room) -> tuple[int, list[str], float]:
+def drained(loop: memory.Loop, timeout: float, *services: Fake) -> tuple[int, list[str], float]:
     """Drains; returns what was left, the lines of the log, and how long it took."""
     with structlog.testing.capture_logs() as entries:
         left = loop.run(wait_for_holdings(services, timeout))
@@ -56,16 +56,16 @@ def drained(loop: memory.Loop, timeout: float, *services: Room) -> tuple[int, li
 
 
 def test_a_drain_without_holdings_ends_at_once():
-    assert drained(memory.Loop(), 10, Room("a"), Room("b")) == (0, ["info drained: all holdings were given back"], 0.0)
+    assert drained(memory.Loop(), 10, Fake("a"), Fake("b")) == (0, ["info drained: all holdings were given back"], 0.0)
 
 
 def test_a_drain_ends_when_all_holdings_are_back():
-    loop, room = memory.Loop(), Room("a", 2)
-    room.first = [(7, b"jobs", 3, time.monotonic_ns() // 100_000_000 - 20), (8, b"\xff" + 80 * b"x", 1, 0)]
-    room.server.connections[7] = SimpleNamespace(origin=lambda: "127.0.0.1:5432")
-    loop.call_later(7, setattr, room, "held", 1)
-    loop.call_later(12, setattr, room, "held", 0)
-    left, lines, seconds = drained(loop, 60, room, Room("b"))
+    loop, service = memory.Loop(), Fake("a", 2)
+    service.first = [(7, b"jobs", 3, time.monotonic_ns() // 100_000_000 - 20), (8, b"\xff" + 80 * b"x", 1, 0)]
+    service.server.connections[7] = SimpleNamespace(origin=lambda: "127.0.0.1:5432")
+    loop.call_later(7, setattr, service, "held", 1)
+    loop.call_later(12, setattr, service, "held", 0)
+    left, lines, seconds = drained(loop, 60, service, Fake("b"))
     assert left == 0
     assert seconds == pytest.approx(12, abs=0.1)
     assert [line.partition(" |")[0] for line in lines] == [
@@ -81,7 +81,7 @@ def test_a_drain_ends_when_all_holdings_are_back():
 
 @pytest.mark.parametrize("timeout", [0, 3])
 def test_a_drain_ends_at_its_timeout(timeout):
-    left, lines, seconds = drained(memory.Loop(), timeout, Room("a", 1), Room("b", 4))
+    left, lines, seconds = drained(memory.Loop(), timeout, Fake("a", 1), Fake("b", 4))
     assert left == 5
     assert seconds == pytest.approx(timeout, abs=0.1)
     assert lines == [
@@ -95,11 +95,11 @@ def test_a_drain_ends_at_its_timeout(timeout):
 @pytest.mark.parametrize("timeout", [0, 1, 4, 60])
 def test_holders_and_slow_readers_together_do_not_exceed_the_timeout(mode: str, timeout: int) -> None:
     """One client holds, one reads nothing: waiting for the first leaves the second some of the time, and no more."""
-    loop, room = memory.Loop(), Room("a", 1)
-    room.connect(7)
+    loop, service = memory.Loop(), Fake("a", 1)
+    service.connect(7)
     with structlog.testing.capture_logs() as entries:
-        loop.run(drain([room], Drain(mode, timeout)))
-    assert room.steps == [*(["unlisten"] if mode == "wait" else []), "part", "abort 7", "finish"]
+        loop.run(drain([service], Drain(mode, timeout)))
+    assert service.steps == [*(["unlisten"] if mode == "wait" else []), "part", "abort 7", "finish"]
     assert loop.now == pytest.approx(timeout, abs=0.001)
     assert [entry["event"] for entry in entries][-2:] == [
         "drain.timeout is over: closed 1 connection at once",
@@ -108,13 +108,13 @@ def test_holders_and_slow_readers_together_do_not_exceed_the_timeout(mode: str, 
 
 
 def test_a_drain_ends_when_holders_disconnect() -> None:
-    loop, room, other = memory.Loop(), Room("a", 1), Room("b")
-    loop.call_later(2, setattr, room, "held", 0)
-    loop.call_later(3, room.empty.set)
+    loop, service, other = memory.Loop(), Fake("a", 1), Fake("b")
+    loop.call_later(2, setattr, service, "held", 0)
+    loop.call_later(3, service.empty.set)
     loop.call_later(4, other.empty.set)
     with structlog.testing.capture_logs() as entries:
-        loop.run(drain([room, other], Drain("wait", 60)))
+        loop.run(drain([service, other], Drain("wait", 60)))
     assert loop.now == pytest.approx(4, abs=0.1)
-    assert (room.steps, other.steps) == (["unlisten", "part", "finish"], ["unlisten", "part", "finish"])
+    assert (service.steps, other.steps) == (["unlisten", "part", "finish"], ["unlisten", "part", "finish"])
     assert entries[-1]["event"] == "stopped"
     assert not any(entry["log_level"] == "warning" for entry in entries)

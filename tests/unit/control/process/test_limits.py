@@ -25,12 +25,12 @@ def test_the_smallest_of_three_bounds_counts(configured, descriptors, effective)
 
 
 @pytest.mark.parametrize(
-    ("descriptors", "rooms", "share"),
+    ("descriptors", "protocols", "share"),
     [(1000, 1, 936), (1000, 2, 468), (1001, 2, 468), (65, 1, 1), (65, 2, 1), (10, 1, 1)],
 )
-def test_rooms_share_the_free_descriptors(descriptors, rooms, share):
-    assert share_descriptors(descriptors, rooms) == share
+def test_protocols_share_the_free_descriptors(descriptors, protocols, share):
+    assert share_descriptors(descriptors, protocols) == share
 
 
-def test_each_room_needs_some_descriptors():
-    assert [least_descriptors(rooms) for rooms in (1, 2, 3)] == [32, 40, 48]
+def test_each_protocol_needs_some_descriptors():
+    assert [least_descriptors(protocols) for protocols in (1, 2, 3)] == [32, 40, 48]

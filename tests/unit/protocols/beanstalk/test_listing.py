@@ -105,7 +105,7 @@ def test_tubes_created_and_ended_during_a_list_use_no_memory():
     assert len(finished(bench, asking, output)) == 1 + COUNT
 
 
-def test_a_list_ends_if_its_tubes_use_the_room_of_new_ones():
+def test_a_list_ends_if_its_tubes_use_the_protocol_of_new_ones():
     """A client that does not read its list cannot keep others from creating tubes."""
     bench = Pump(make_store(memory_limit=1 << 24, tubes=COUNT + 2))
     peer = bench.connect()

@@ -102,7 +102,7 @@ def test_a_journal_whose_permits_find_no_room_is_refused(kept: Journaled, monkey
         restore(kept, other)
 
 
-def test_restoring_with_a_memory_limit_too_small_for_gates(kept: Journaled) -> None:
+def test_restoring_with_a_memory_limit_too_small_for_groups(kept: Journaled) -> None:
     for number in range(90):
         told(kept, kept.connect(), put(b"%050d" % number))
     with pytest.raises(MemoryError, match=r"beanstalk\.memory_limit allows"):
@@ -136,7 +136,7 @@ def old(tmp_path: Path) -> str:
 
 
 def a_piece() -> bytes:
-    """A piece with a job that has no claim."""
+    """A piece with a job that has no requirement."""
     kept = Journaled()
     kept.connect().send(wire.put(b"x", 7, 0, 60))
     assert kept.take()

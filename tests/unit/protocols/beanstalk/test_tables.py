@@ -11,7 +11,7 @@ from kit.pump import START_NS, Pump
 from unit.protocols.beanstalk.asking import SECOND, ask, fill
 
 if TYPE_CHECKING:
-    from counterd.listing import Table
+    from counterd.tables import Table
 
 TUBES, RESERVED = TABLES
 SINCE = START_NS // 100_000_000

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterd.errors import ProtocolError
-from counterd.frames import PIECE_MAX
+from counterd.ipc import PIECE_MAX
 from counterd.protocols.beanstalk import _journal, wire
 from counterd.protocols.beanstalk.wire import Parser, Reply, Status
 

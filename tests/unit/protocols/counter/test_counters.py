@@ -114,7 +114,7 @@ def test_an_empty_store_has_nothing_due() -> None:
     store.tick(0)
     store.audit()
     connections = (1 << 20) + 1  # as there is none with number 0
-    sizes_each = (4, 16, 8, 16, 112, 40, 8)  # links, holders, askers, takers, stays, blocked, keys of peers
+    sizes_each = (4, 16, 8, 16, 112, 40, 8)  # links, holders, askers, takers, resumptions, blocked, keys of peers
     pages = [-(-size * connections // 4096) for size in sizes_each]
     assert store.snapshot()["region"] <= 4096 * (sum(pages) + 35)  # 20 of these for the timers
     sizes = ("region", "buckets", "holdings_max", "rates_max", "charges_max")

@@ -326,7 +326,7 @@ def test_a_lease_ends_once() -> None:
 
 def test_a_connection_in_its_grace_time_ends_with_the_lease() -> None:
     shop = Shop(drops=True)
-    shop.store.limit_stays(3600)
+    shop.store.limit_resumptions(3600)
     (one,) = shop.some(1)
     one.resume(3_600_000)
     ask(one)
@@ -513,12 +513,12 @@ def test_after_a_stop_no_connection_is_blocked(shop: Shop) -> None:
 
 
 def test_a_blocked_connection_is_taken_over(shop: Shop) -> None:
-    shop.store.limit_stays(3600)
+    shop.store.limit_resumptions(3600)
     one, other = shop.some(2)
-    stay = one.resume(3_600_000)
-    assert isinstance(stay, wire.Stay)
+    resumption = one.resume(3_600_000)
+    assert isinstance(resumption, wire.Resumption)
     ask(one)
-    assert isinstance(other.resume(3_600_000, stay.token, 1), wire.Stay)
+    assert isinstance(other.resume(3_600_000, resumption.token, 1), wire.Resumption)
     assert statuses(one)[1:] == [REFUSED], "nothing was waited for"
     shop.give(0)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.protocols import counter
-from counterd.protocols.counter import ROOM, wire
+from counterd.protocols.counter import PROTOCOL, wire
 from counterd.protocols.counter.limits import parse_limits
 from counterd.protocols.counter.wire import Permit, Status
 from kit.takes import Desk
@@ -233,7 +233,7 @@ def test_the_borrower_is_a_holder_but_no_connection(desk: Desk, other: Borrowing
     figures = desk.store.snapshot()
     assert (figures["curr_connections"], figures["total_connections"]) == (0, 0)
     assert other.acquire()
-    (table,) = (table for table in ROOM.tables() if table.name == "holders")
+    (table,) = (table for table in PROTOCOL.tables() if table.name == "holders")
     walk = table.open(desk.store, {"name": "p"})
     while not walk.step():
         pass

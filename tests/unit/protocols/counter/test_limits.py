@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterd.documents import DocumentError
+from counterd.json_documents import DocumentError
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.limits import NAME_MAX, RULES_MAX, Limits, Rule, parse_limits
 from counterd.protocols.counter.wire import OnDeath, Permit, Rate, Shortage, Status

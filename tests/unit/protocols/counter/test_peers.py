@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from counterd.protocols.counter.wire import Grant, Permit, Shortage, Status, Stay
+from counterd.protocols.counter.wire import Grant, Permit, Resumption, Shortage, Status
 from kit.machine import examples
 from kit.takes import Desk, Taker
 
@@ -19,7 +19,7 @@ LONG_MS = 1 << 30
 
 def made(remote: int = 50, local: int = 100, **sizes: int) -> Desk:
     desk = Desk(**{"waiters": 8, "holdings": 16, **sizes})
-    desk.store.limit_stays(60)
+    desk.store.limit_resumptions(60)
     desk.store.limit_shares(remote, local)
     return desk
 
@@ -92,7 +92,7 @@ def test_grace_times_have_a_share() -> None:
     ended = []
     for number in range(3):
         taker = come(desk, FAR)
-        assert isinstance(taker.resume(50_000), Stay)
+        assert isinstance(taker.resume(50_000), Resumption)
         for name in (b"a", b"b"):
             assert taker.acquire(name + b"%d" % number) == Status.NO_ERROR
         ended.append(taker)
@@ -101,7 +101,7 @@ def test_grace_times_have_a_share() -> None:
     assert (desk.store.snapshot()["kept_holdings"], refused(desk)) == (4, (0, 1))
     assert come(desk, OTHER).acquire(b"a2") == Status.NO_ERROR, "what found no place was given back"
     other = come(desk, OTHER)
-    assert isinstance(other.resume(1000), Stay)
+    assert isinstance(other.resume(1000), Resumption)
     other.acquire(b"mine")
     other.close()
     assert desk.store.snapshot()["kept_holdings"] == 5
@@ -112,18 +112,18 @@ def test_grace_times_have_a_share() -> None:
 def test_a_resumed_connection_has_the_places_of_the_old_one() -> None:
     """The old connection's peer has none any more, and may wait elsewhere."""
     desk = made(remote=25)
-    holder, one, heir = desk.taker(), come(desk, FAR), come(desk, OTHER)
+    holder, one, successor = desk.taker(), come(desk, FAR), come(desk, OTHER)
     holder.acquire(b"p")
-    stay = one.resume(5000)
-    assert isinstance(stay, Stay)
+    resumption = one.resume(5000)
+    assert isinstance(resumption, Resumption)
     one.acquire(b"mine")
     assert one.of(wait(one)) is None
     one.close()
-    assert isinstance(heir.resume(5000, stay.token), Stay)
-    assert [heir.of(wait(heir)) for _ in range(3)] == [None, None, Status.OUT_OF_MEMORY]
+    assert isinstance(successor.resume(5000, resumption.token), Resumption)
+    assert [successor.of(wait(successor)) for _ in range(3)] == [None, None, Status.OUT_OF_MEMORY]
     far = come(desk, FAR)
     assert [far.of(wait(far)) for _ in range(3)] == [None, None, Status.OUT_OF_MEMORY]
-    for taker in (far, heir, holder):
+    for taker in (far, successor, holder):
         taker.close()
     desk.wait(5002)
     empty(desk)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from counterd.protocols.counter import ROOM, wire
+from counterd.protocols.counter import PROTOCOL, wire
 from kit.counters import OK, Client, holders_of, make_store, settle
 from kit.pump import START_NS
 from kit.takes import MS, Desk
 
-TABLES = {table.name: table for table in ROOM.tables()}
+TABLES = {table.name: table for table in PROTOCOL.tables()}
 MINUTE_US = 60_000_000
 
 
@@ -88,7 +88,7 @@ def test_holders_are_listed_latest_first() -> None:
 
 def test_a_holder_in_its_grace_time_keeps_its_name() -> None:
     store = make_store()
-    store.limit_stays(60)
+    store.limit_resumptions(60)
     client = Client(store)
     assert client.acquire(b"a") == OK
     client.raw(wire.who(0, "billing-3") + wire.resume(0, 7_000))

@@ -10,7 +10,7 @@ import pytest
 
 from counterd.control.config.keys import settings_for
 from counterd.control.config.loading import load
-from counterd.protocols.counter import ROOM as COUNTER
+from counterd.protocols.counter import PROTOCOL as COUNTER
 from counterd.protocols.counter.yrmcds import KEYS
 
 ON = "counter.enable = true\n"

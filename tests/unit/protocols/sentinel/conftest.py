@@ -6,26 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from unit.protocols.sentinel.rooms import SECOND, Room, calls, rate
+from unit.protocols.sentinel.rig import SECOND, Rig, calls, rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
-def make_room() -> Iterator[Callable[..., Room]]:
-    """Makes rooms, which are audited after the test."""
-    rooms: list[Room] = []
+def make_rig() -> Iterator[Callable[..., Rig]]:
+    """Makes rigs, which are audited after the test."""
+    rigs: list[Rig] = []
 
-    def made(*rules: Any, **options: Any) -> Room:
-        rooms.append(Room(*rules, **options))
-        return rooms[-1]
+    def made(*rules: Any, **options: Any) -> Rig:
+        rigs.append(Rig(*rules, **options))
+        return rigs[-1]
 
     yield made
-    for room in rooms:
-        room.store.audit()
-        room.settle()
-        room.store.audit()
+    for rig in rigs:
+        rig.store.audit()
+        rig.settle()
+        rig.store.audit()
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def asked() -> list[Any]:
 
 
 @pytest.fixture
-def served(make_room: Callable[..., Room], asked: list[Any]) -> Room:
-    """A room with a token service, which has a second to answer."""
-    room = make_room(calls(1), rate(2, 9))
-    room.store.delegate(asked.extend, SECOND)
-    return room
+def served(make_rig: Callable[..., Rig], asked: list[Any]) -> Rig:
+    """A rig with a token service, which has a second to answer."""
+    rig = make_rig(calls(1), rate(2, 9))
+    rig.store.delegate(asked.extend, SECOND)
+    return rig

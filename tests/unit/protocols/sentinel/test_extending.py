@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.contract import Busy, Context
-from counterd.protocols.sentinel import ROOM, SentinelSettings, extensions, wire
+from counterd.protocols.sentinel import PROTOCOL, SentinelSettings, extensions, wire
 from counterd.protocols.sentinel._session import open_store
 from counterd.protocols.sentinel.extending import checked, extend, judge
 from counterd.protocols.sentinel.extensions import DefaultTokenService, FileRuleSource, TokenResult
@@ -150,7 +150,7 @@ class Recorder:
 
 def test_without_extensions_the_store_decides(bench: Bench) -> None:
     bench.extend()
-    assert list(bench.defaults) == list(ROOM.extensions.methods)
+    assert list(bench.defaults) == list(PROTOCOL.extensions.methods)
     assert {context.timeout for context in bench.defaults.values()} == {0.5}
     (response,) = wire.ResponseParser().feed(bench.session.receive(wire.acquire(1, 7, 1), bench.now_ns))
     assert response.status == Status.OK
@@ -282,7 +282,7 @@ def test_the_default_service_grants_nothing_outside_of_a_call(bench: Bench) -> N
 def test_the_defaults_have_the_methods_of_their_interfaces(bench: Bench) -> None:
     bench.extend()
     shapes = (extensions.TokenService, extensions.ExpireStrategy, extensions.RuleSource)
-    for (key, methods), shape in zip(ROOM.extensions.methods.items(), shapes, strict=True):
+    for (key, methods), shape in zip(PROTOCOL.extensions.methods.items(), shapes, strict=True):
         assert isinstance(bench.defaults[key].default, shape)
         assert [name for name in vars(shape) if not name.startswith("_")] == list(methods)
 
@@ -384,11 +384,11 @@ def test_the_rules_file_is_a_source_too(bench: Bench) -> None:
 
 def test_a_source_replaces_the_rules_file(bench: Bench) -> None:
     files = {"sentinel.rules": parse_rules(RULES.replace(b"7", b"9"))}
-    ROOM.files.load(bench.store, SentinelSettings(rule_source="x:y"), files)
+    PROTOCOL.files.load(bench.store, SentinelSettings(rule_source="x:y"), files)
     assert bench.store.flow(9) is None
-    ROOM.files.load(bench.store, SentinelSettings(), files)
+    PROTOCOL.files.load(bench.store, SentinelSettings(), files)
     assert bench.store.flow(9) is not None
-    ROOM.files.load(bench.store, SentinelSettings(), {})
+    PROTOCOL.files.load(bench.store, SentinelSettings(), {})
     assert bench.store.flow(9) is None
 
 

@@ -13,14 +13,14 @@ from counterd.protocols.sentinel._session import SentinelSession
 from counterd.protocols.sentinel._store import SentinelStore
 from counterd.protocols.sentinel.rules import Rules
 from counterd.protocols.sentinel.wire import Status
-from unit.protocols.sentinel.rooms import MS, SECOND, values
+from unit.protocols.sentinel.rig import MS, SECOND, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unit.protocols.sentinel.rooms import Connection, Room
+    from unit.protocols.sentinel.rig import Connection, Rig
 
-    MakeRoom = Callable[..., Room]
+    MakeRig = Callable[..., Rig]
 
 WINDOW = SECOND  # of a rule, if nothing else is said
 OVER = WINDOW + 2 * MS  # later nothing of a value counts, and a tick sees it
@@ -34,26 +34,26 @@ def ask(client: Connection, *asked: wire.Value, flow_id: int = 1, count: int = 1
 # ---- memory of values -----------------------------------------------------------------------------------------------
 
 
-def test_the_number_of_values_is_bounded(make_room: MakeRoom) -> None:
+def test_the_number_of_values_is_bounded(make_rig: MakeRig) -> None:
     """Over all rules; existing values go on, and expired ones make room before any tick."""
-    room = make_room(values(1), values(2), max_param_values=4)
-    client = room.connection()
+    rig = make_rig(values(1), values(2), max_param_values=4)
+    client = rig.connection()
     for number in range(3):
         assert ask(client, number) == (Status.OK, 2)
     assert ask(client, 0, flow_id=2) == (Status.OK, 2)
-    assert room.figures("param_values", "param_values_max") == [4, 4]
+    assert rig.figures("param_values", "param_values_max") == [4, 4]
     assert ask(client, 3) == (Status.NOT_AVAILABLE, 0)
     assert ask(client, 1, flow_id=2) == (Status.NOT_AVAILABLE, 0)
     assert ask(client, 0) == (Status.OK, 1)
-    room.now_ns += OVER
+    rig.now_ns += OVER
     assert ask(client, 3) == (Status.OK, 2)
-    assert room.figures("param_values") == [1]
+    assert rig.figures("param_values") == [1]
 
 
-def test_a_request_without_room_for_a_value_changes_nothing(make_room: MakeRoom) -> None:
+def test_a_request_without_room_for_a_value_changes_nothing(make_rig: MakeRig) -> None:
     """The values before it are not counted, and those that it created stay empty."""
-    room = make_room(values(1), max_param_values=3)
-    client = room.connection()
+    rig = make_rig(values(1), max_param_values=3)
+    client = rig.connection()
     assert ask(client, "a", "b") == (Status.OK, -1)
     assert ask(client, "a", "c", "a", "d") == (Status.NOT_AVAILABLE, 0)
     assert ask(client, "a") == (Status.OK, 1)
@@ -62,59 +62,59 @@ def test_a_request_without_room_for_a_value_changes_nothing(make_room: MakeRoom)
     assert ask(client, "d") == (Status.NOT_AVAILABLE, 0)
 
 
-def test_rescheduled_timers_of_values_free_no_value(make_room: MakeRoom) -> None:
+def test_rescheduled_timers_of_values_free_no_value(make_rig: MakeRig) -> None:
     """A timer that only moves on in the wheel, since its value was used again, is no expired value."""
-    room = make_room(values(1), max_param_values=4)
-    client = room.connection()
+    rig = make_rig(values(1), max_param_values=4)
+    client = rig.connection()
     for step in range(40):
         for number in range(4):
             assert ask(client, number)[0] in (Status.OK, Status.BLOCKED)
         assert ask(client, 100 + step) == (Status.NOT_AVAILABLE, 0)
-        assert room.figures("param_values") == [4]
-        room.now_ns += 100 * MS
+        assert rig.figures("param_values") == [4]
+        rig.now_ns += 100 * MS
 
 
-def test_values_expire_with_their_windows_in_slices(make_room: MakeRoom) -> None:
-    room = make_room(values(1, 1), max_param_values=20_000)
-    client = room.connection()
+def test_values_expire_with_their_windows_in_slices(make_rig: MakeRig) -> None:
+    rig = make_rig(values(1, 1), max_param_values=20_000)
+    client = rig.connection()
     for number in range(0, 12_000, 100):
         assert ask(client, *range(number, number + 100)) == (Status.OK, -1)
-        room.settle()
-    assert room.figures("param_values") == [12_000]
-    room.now_ns += OVER
+        rig.settle()
+    assert rig.figures("param_values") == [12_000]
+    rig.now_ns += OVER
     ticks = 0
-    while 0 <= room.store.next_deadline() <= room.now_ns:
-        (before,) = room.figures("param_values")
-        room.store.tick(room.now_ns)
-        assert before - room.figures("param_values")[0] <= 2048
+    while 0 <= rig.store.next_deadline() <= rig.now_ns:
+        (before,) = rig.figures("param_values")
+        rig.store.tick(rig.now_ns)
+        assert before - rig.figures("param_values")[0] <= 2048
         assert ask(client, 11_999 - ticks) == (Status.OK, 0)
         ticks += 1
         assert ticks < 50
-    assert room.figures("param_values") == [ticks]
+    assert rig.figures("param_values") == [ticks]
 
 
-def test_a_used_value_stays(make_room: MakeRoom) -> None:
-    room = make_room(values(1, 2), max_param_values=2)
-    client = room.connection()
+def test_a_used_value_stays(make_rig: MakeRig) -> None:
+    rig = make_rig(values(1, 2), max_param_values=2)
+    client = rig.connection()
     for _ in range(10):
         assert ask(client, "v") == (Status.OK, 1)
-        room.advance(900 * MS)
+        rig.advance(900 * MS)
         assert ask(client, "v") == (Status.OK, 0)
-        room.advance(1100 * MS)
-    assert room.figures("param_values") == [0]
+        rig.advance(1100 * MS)
+    assert rig.figures("param_values") == [0]
 
 
 @pytest.mark.parametrize("samples", [1, 7, 8, 127, 128])
-def test_samples_take_as_many_blocks_as_they_need(make_room: MakeRoom, samples: int) -> None:
-    room = make_room(values(1, samples, samples=samples, window_ms=samples * 10), max_param_values=100)
-    client = room.connection()
+def test_samples_take_as_many_blocks_as_they_need(make_rig: MakeRig, samples: int) -> None:
+    rig = make_rig(values(1, samples, samples=samples, window_ms=samples * 10), max_param_values=100)
+    client = rig.connection()
     for step in range(samples):
         status, _ = ask(client, "v", "w" * 900)
         assert status == (Status.OK if step * 1000 <= (samples - 1) * samples * 10 else Status.BLOCKED)
-        room.now_ns += 10 * MS
-    room.store.audit()
-    room.advance(samples * 10 * MS + 2 * MS)
-    assert room.figures("param_values") == [0]
+        rig.now_ns += 10 * MS
+    rig.store.audit()
+    rig.advance(samples * 10 * MS + 2 * MS)
+    assert rig.figures("param_values") == [0]
     assert ask(client, "v", count=samples) == (Status.OK, 0)
 
 
@@ -148,42 +148,42 @@ def test_the_sum_of_values_and_hot_items_is_bounded() -> None:
 # ---- hot items ------------------------------------------------------------------------------------------------------
 
 
-def test_hot_items_do_not_count_for_max_param_values(make_room: MakeRoom) -> None:
-    room = make_room(values(1, 3, {"x": 5, "y": 0, 7: 1}), max_param_values=1)
-    client = room.connection()
-    assert room.figures("hot_items", "param_values") == [3, 0]
+def test_hot_items_do_not_count_for_max_param_values(make_rig: MakeRig) -> None:
+    rig = make_rig(values(1, 3, {"x": 5, "y": 0, 7: 1}), max_param_values=1)
+    client = rig.connection()
+    assert rig.figures("hot_items", "param_values") == [3, 0]
     assert ask(client, "v") == (Status.OK, 2)
     assert ask(client, "x") == (Status.OK, 4)
     assert ask(client, "y") == (Status.BLOCKED, 0)
     assert ask(client, 7) == (Status.OK, 0)
     assert ask(client, "w") == (Status.NOT_AVAILABLE, 0)
-    room.advance(3600 * SECOND)
-    assert room.figures("hot_items", "param_values") == [3, 0]
+    rig.advance(3600 * SECOND)
+    assert rig.figures("hot_items", "param_values") == [3, 0]
     assert ask(client, "x", count=5) == (Status.OK, 0)
 
 
-def test_an_item_that_is_no_longer_hot_still_counts(make_room: MakeRoom) -> None:
-    room = make_room(values(1, 3, {"x": 5}), max_param_values=10)
-    client = room.connection()
+def test_an_item_that_is_no_longer_hot_still_counts(make_rig: MakeRig) -> None:
+    rig = make_rig(values(1, 3, {"x": 5}), max_param_values=10)
+    client = rig.connection()
     assert ask(client, "x", count=4) == (Status.OK, 1)
     assert ask(client, "v", count=2) == (Status.OK, 1)
-    room.load(values(1, 3, {"v": 9}))
-    assert room.figures("hot_items", "param_values") == [1, 1]
+    rig.load(values(1, 3, {"v": 9}))
+    assert rig.figures("hot_items", "param_values") == [1, 1]
     assert ask(client, "x") == (Status.BLOCKED, 0)
     assert ask(client, "v") == (Status.OK, 6)
-    room.load(values(1, 3, {"x": 7, "v": 9}))
+    rig.load(values(1, 3, {"x": 7, "v": 9}))
     assert ask(client, "x") == (Status.OK, 2)
     assert ask(client, "v") == (Status.OK, 5)
-    room.load(values(1, 3))
-    room.advance(OVER)
-    assert room.figures("hot_items", "param_values") == [0, 0]
+    rig.load(values(1, 3))
+    rig.advance(OVER)
+    assert rig.figures("hot_items", "param_values") == [0, 0]
     assert ask(client, "x") == (Status.OK, 2)
 
 
 @pytest.mark.parametrize(("tag", "infinite", "bits"), [(3, 0x7FF0 << 48, 52), (4, 0x7F80 << 16, 23)])
-def test_every_nan_is_the_same_value(make_room: MakeRoom, tag: int, infinite: int, bits: int) -> None:
-    room = make_room(values(1, 1000), max_param_values=2)
-    client = room.connection()
+def test_every_nan_is_the_same_value(make_rig: MakeRig, tag: int, infinite: int, bits: int) -> None:
+    rig = make_rig(values(1, 1000), max_param_values=2)
+    client = rig.connection()
     sign = 1 << (bits + (11 if tag == 3 else 8))
     size = 8 if tag == 3 else 4
     bodies = [(infinite | 1 << bit | sign * (bit % 2)).to_bytes(size, "big") for bit in range(bits)]
@@ -193,10 +193,10 @@ def test_every_nan_is_the_same_value(make_room: MakeRoom, tag: int, infinite: in
         assert client.ask(wire.frame(1, 2, data)).remaining == left
 
 
-def test_the_largest_number_of_hot_items(make_room: MakeRoom) -> None:
-    room = make_room(values(1, 1, {number: 2 for number in range(65_536)}), max_param_values=1)  # noqa: C420
-    client = room.connection()
-    assert room.figures("hot_items") == [65_536]
+def test_the_largest_number_of_hot_items(make_rig: MakeRig) -> None:
+    rig = make_rig(values(1, 1, {number: 2 for number in range(65_536)}), max_param_values=1)  # noqa: C420
+    client = rig.connection()
+    assert rig.figures("hot_items") == [65_536]
     assert ask(client, 65_535, count=2) == (Status.OK, 0)
     assert ask(client, 65_536) == (Status.OK, 0)
 
@@ -218,24 +218,24 @@ def test_hot_items_without_memory_for_their_samples_are_refused() -> None:
     assert store.snapshot()["hot_items"] == 1
 
 
-def test_two_items_that_are_equal_in_java(make_room: MakeRoom) -> None:
+def test_two_items_that_are_equal_in_java(make_rig: MakeRig) -> None:
     """Two entries of a list may be the same value; the store uses either."""
     nan = bytes.fromhex("03 7ff0000000000001")
     rule = values(1, 3, {float("nan"): 5})
-    room = make_room(replace(rule, items={nan: 4}))
-    client = room.connection()
+    rig = make_rig(replace(rule, items={nan: 4}))
+    client = rig.connection()
     assert ask(client, float("nan"), count=4) == (Status.OK, 0)
-    room.load(values(1, 3, {float("nan"): 5}))
+    rig.load(values(1, 3, {float("nan"): 5}))
     assert ask(client, float("nan")) == (Status.OK, 0)
-    assert room.figures("hot_items") == [1]
+    assert rig.figures("hot_items") == [1]
 
 
-def test_hot_items_come_and_go_with_their_rules(make_room: MakeRoom) -> None:
-    room = make_room(values(1, 3, {number: 9 for number in range(1000)}), max_param_values=100)  # noqa: C420
-    assert room.figures("hot_items") == [1000]
+def test_hot_items_come_and_go_with_their_rules(make_rig: MakeRig) -> None:
+    rig = make_rig(values(1, 3, {number: 9 for number in range(1000)}), max_param_values=100)  # noqa: C420
+    assert rig.figures("hot_items") == [1000]
     for rules in ([], [values(1, 3, {"x": 1}, samples=5)], [values(1, 3, {"x": 1}, window_ms=500)], [values(2)], []):
-        room.load(*rules)
-        room.store.audit()
-        assert room.figures("hot_items") == [sum(len(rule.items) for rule in rules)]
-    room.advance(2 * SECOND)
-    assert room.figures("param_values") == [0]
+        rig.load(*rules)
+        rig.store.audit()
+        assert rig.figures("hot_items") == [sum(len(rule.items) for rule in rules)]
+    rig.advance(2 * SECOND)
+    assert rig.figures("param_values") == [0]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterd.documents import PROBLEMS_MAX
+from counterd.json_documents import PROBLEMS_MAX
 from counterd.protocols.sentinel import rules
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules, RulesError, parse_rules, read_rules
 from counterd.protocols.sentinel.wire import Tag, Typed, encode_value

@@ -11,14 +11,14 @@ import pytest
 from conformance.sentinel.engine import make_store
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.wire import Status
-from unit.protocols.sentinel.rooms import calls, rate, values
+from unit.protocols.sentinel.rig import calls, rate, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unit.protocols.sentinel.rooms import Room
+    from unit.protocols.sentinel.rig import Rig
 
-    MakeRoom = Callable[..., Room]
+    MakeRig = Callable[..., Rig]
 
 OUTPUT_MAX = 1 << 18  # bytes of replies in one piece, and one more reply
 BUDGET = 4096  # steps that all sessions have in a turn
@@ -29,45 +29,45 @@ NAMESPACES = 65_536  # that are connected to
 # ---- much at once ---------------------------------------------------------------------------------------------------
 
 
-def test_a_flood_of_requests_waits_for_turns_and_others_are_served(make_room: MakeRoom) -> None:
-    room = make_room(rate(1), rate(2, 5))
-    flood, other = room.connection(), room.connection()
+def test_a_flood_of_requests_waits_for_turns_and_others_are_served(make_rig: MakeRig) -> None:
+    rig = make_rig(rate(1), rate(2, 5))
+    flood, other = rig.connection(), rig.connection()
     flood.send(wire.flow(1, 1, 1) * 10_000)
     assert flood.session.more
     assert BUDGET <= len(flood.told()) <= BUDGET + GRACE
     assert other.ask(wire.flow(1, 2, 1)).status == Status.OK
-    room.settle()
+    rig.settle()
     assert len(flood.told()) == pytest.approx(10_000 - BUDGET, abs=GRACE)
 
 
 @pytest.mark.parametrize(("samples", "steps"), [(10, 200), (125, 1800)])
-def test_the_work_of_a_value_grows_with_its_samples(make_room: MakeRoom, samples: int, steps: int) -> None:
-    room = make_room(values(1, 1e9, samples=samples))
-    client = room.connection()
+def test_the_work_of_a_value_grows_with_its_samples(make_rig: MakeRig, samples: int, steps: int) -> None:
+    rig = make_rig(values(1, 1e9, samples=samples))
+    client = rig.connection()
     client.send(wire.param_flow(1, 1, 1, range(100)) * 200)
     assert client.session.more
     answered = len(client.told())
     assert BUDGET // (steps + 10) <= answered <= (BUDGET + GRACE) // steps + 1
-    room.settle()
+    rig.settle()
     assert answered + len(client.told()) == 200
 
 
-def test_the_replies_of_a_call_are_bounded(make_room: MakeRoom) -> None:
+def test_the_replies_of_a_call_are_bounded(make_rig: MakeRig) -> None:
     """They are short, so that the work ends a call before they do."""
-    client = make_room(rate(1)).connection()
-    said = client.session.receive(wire.flow(1, 1, 1) * 30_000, client.room.now_ns)
+    client = make_rig(rate(1)).connection()
+    said = client.session.receive(wire.flow(1, 1, 1) * 30_000, client.rig.now_ns)
     assert len(said) <= OUTPUT_MAX + 16
     assert client.session.more
     while client.session.more:
-        said += client.session.take_output(client.room.now_ns)
+        said += client.session.take_output(client.rig.now_ns)
     assert len(client.parser.feed(said)) == 30_000
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
-def test_requests_parsed_ahead_are_executed_in_order(make_room: MakeRoom, count: int) -> None:
+def test_requests_parsed_ahead_are_executed_in_order(make_rig: MakeRig, count: int) -> None:
     """What a request frees is there for the next, wherever the batches of 64 end."""
-    room = make_room(calls(1, 1))
-    client = room.connection()
+    rig = make_rig(calls(1, 1))
+    client = rig.connection()
     first = client.acquire(1)
     client.send(*(wire.release(n, first) + wire.acquire(n, 1, 1) for n in range(count)))
     told = client.told()
@@ -77,10 +77,10 @@ def test_requests_parsed_ahead_are_executed_in_order(make_room: MakeRoom, count:
     assert [response.xid for response in told] == [n for n in range(count) for _ in range(2)]
 
 
-def test_the_longest_frame(make_room: MakeRoom) -> None:
+def test_the_longest_frame(make_rig: MakeRig) -> None:
     """It is answered when it is complete, in linear time; a connection that ends within it gets no answer."""
-    room = make_room(rate(1, 9))
-    client = room.connection()
+    rig = make_rig(rate(1, 9))
+    client = rig.connection()
     frame = wire.frame(7, 1, bytes(65_530))
     for start in range(0, len(frame) - 1, 100):
         client.send(frame[start : min(start + 100, len(frame) - 1)])
@@ -90,41 +90,41 @@ def test_the_longest_frame(make_room: MakeRoom) -> None:
     client.send(frame[:-1])
     client.peer.half_close()
     assert client.told() == []
-    assert room.store.sessions_open == 0
+    assert rig.store.sessions_open == 0
 
 
 # ---- namespaces -----------------------------------------------------------------------------------------------------
 
 
-def test_the_number_of_connected_namespaces_is_bounded(make_room: MakeRoom) -> None:
+def test_the_number_of_connected_namespaces_is_bounded(make_rig: MakeRig) -> None:
     """Beyond it a ping of an unknown namespace gets -1; when all connections have left a namespace, another has
     room."""
-    room = make_room()
-    clients = [room.connection() for _ in range(NAMESPACES // 64)]
+    rig = make_rig()
+    clients = [rig.connection() for _ in range(NAMESPACES // 64)]
     for number, client in enumerate(clients):
         client.send(*(wire.ping(1, b"%d" % name) for name in range(64 * number, 64 * number + 64)))
-        room.settle()
+        rig.settle()
         assert {response.status for response in client.told()} == {Status.OK}
-    assert room.figures("namespaces") == [NAMESPACES]
-    other = room.connection()
+    assert rig.figures("namespaces") == [NAMESPACES]
+    other = rig.connection()
     assert other.ask(wire.ping(1, b"one more")).status == Status.FAIL
     assert other.ask(wire.ping(1, b"77")).connected == 2
     clients[3].close()
-    room.settle()
+    rig.settle()
     assert other.ask(wire.ping(1, b"one more")).connected == 1
     assert other.ask(wire.ping(1, b"200")).connected == 1
-    room.store.audit()
+    rig.store.audit()
 
 
-def test_long_namespaces_have_memory_of_their_own(make_room: MakeRoom) -> None:
+def test_long_namespaces_have_memory_of_their_own(make_rig: MakeRig) -> None:
     """Where that is used up, the reply is -1, and values of parameters have their own memory."""
-    room = make_room(values(1), max_param_values=1)
+    rig = make_rig(values(1), max_param_values=1)
     statuses = []
     while not statuses or statuses[-1] == Status.OK:
-        client = room.connection()
+        client = rig.connection()
         names = (b"%d-%d" % (len(statuses), number) for number in range(64))
         client.send(*(wire.ping(1, name.ljust(1013, b"n")) for name in names))
-        room.settle()
+        rig.settle()
         statuses += [response.status for response in client.told()]
         assert len(statuses) < NAMESPACES
     assert len(statuses) > 1024
@@ -136,7 +136,7 @@ def test_long_namespaces_have_memory_of_their_own(make_room: MakeRoom) -> None:
 # ---- later answers --------------------------------------------------------------------------------------------------
 
 
-def test_late_answers_of_a_connection_are_one_write(served: Room, asked: list[Any]) -> None:
+def test_late_answers_of_a_connection_are_one_write(served: Rig, asked: list[Any]) -> None:
     client = served.connection()
     client.send(wire.acquire(1, 1, 1), wire.acquire(2, 1, 1), wire.flow(3, 2, 1))
     served.store.tick(served.now_ns)
@@ -147,7 +147,7 @@ def test_late_answers_of_a_connection_are_one_write(served: Room, asked: list[An
     assert len(client.session.take_output(served.now_ns)) == 2 * 16
 
 
-def test_a_connection_that_does_not_read_is_not_read(served: Room, asked: list[Any]) -> None:
+def test_a_connection_that_does_not_read_is_not_read(served: Rig, asked: list[Any]) -> None:
     """So no more requests wait than may be sent at once."""
     client = served.connection()
     client.peer.deaf = True
@@ -168,7 +168,7 @@ def test_a_connection_that_does_not_read_is_not_read(served: Room, asked: list[A
     assert not client.session.dropped
 
 
-def test_a_half_closed_connection_is_answered_before_it_ends(served: Room, asked: list[Any]) -> None:
+def test_a_half_closed_connection_is_answered_before_it_ends(served: Rig, asked: list[Any]) -> None:
     client = served.connection()
     client.send(wire.acquire(1, 1, 1), wire.flow(2, 2, 1))
     client.peer.half_close()
@@ -182,7 +182,7 @@ def test_a_half_closed_connection_is_answered_before_it_ends(served: Room, asked
     assert served.store.sessions_open == 0
 
 
-def test_a_call_has_the_address_of_its_client(served: Room, asked: list[Any]) -> None:
+def test_a_call_has_the_address_of_its_client(served: Rig, asked: list[Any]) -> None:
     client = served.connection()
     client.session.owner = None
     client.session.receive(wire.acquire(1, 1, 1), served.now_ns)
@@ -193,10 +193,10 @@ def test_a_call_has_the_address_of_its_client(served: Room, asked: list[Any]) ->
 # ---- what is told ---------------------------------------------------------------------------------------------------
 
 
-def test_outcomes_are_counted_by_type_and_status(make_room: MakeRoom) -> None:
-    room = make_room(calls(1, 1), rate(2, 1), values(3, 1))
-    client = room.connection()
-    assert room.store.outcomes() == []
+def test_outcomes_are_counted_by_type_and_status(make_rig: MakeRig) -> None:
+    rig = make_rig(calls(1, 1), rate(2, 1), values(3, 1))
+    client = rig.connection()
+    assert rig.store.outcomes() == []
     client.send(
         wire.ping(1, b"n"), wire.ping(1, b""), wire.frame(1, 0, b"x"),
         *[wire.flow(1, 2, 1)] * 3, wire.flow(1, 9, 1), wire.frame(1, 1),
@@ -206,7 +206,7 @@ def test_outcomes_are_counted_by_type_and_status(make_room: MakeRoom) -> None:
         wire.frame(1, 6), wire.frame(1, -1, b"x"), bytes(2), wire.frame(1, 77, bytes(2000)),
         wire.frame(1, 1, bytes(2000)),
     )  # fmt: skip
-    assert sorted(room.store.outcomes()) == [
+    assert sorted(rig.store.outcomes()) == [
         ("acquire", "blocked", 1),
         ("acquire", "no_rule", 1),
         ("acquire", "ok", 1),
@@ -227,12 +227,12 @@ def test_outcomes_are_counted_by_type_and_status(make_room: MakeRoom) -> None:
     assert client.session.requests == 21
 
 
-def test_a_closed_session_answers_nothing(make_room: MakeRoom) -> None:
-    room = make_room(rate(1))
-    client = room.connection()
+def test_a_closed_session_answers_nothing(make_rig: MakeRig) -> None:
+    rig = make_rig(rate(1))
+    client = rig.connection()
     client.close()
-    assert client.session.receive(wire.flow(1, 1, 1), room.now_ns) == b""
-    assert room.store.outcomes() == []
+    assert client.session.receive(wire.flow(1, 1, 1), rig.now_ns) == b""
+    assert rig.store.outcomes() == []
 
 
 @pytest.mark.parametrize("size", [0, 15, 17])

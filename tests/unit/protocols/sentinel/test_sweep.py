@@ -9,14 +9,14 @@ import pytest
 
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.wire import Status
-from unit.protocols.sentinel.rooms import KEEP, MS, RELEASE, SECOND, SWEEP_NS, TICK, calls
+from unit.protocols.sentinel.rig import KEEP, MS, RELEASE, SECOND, SWEEP_NS, TICK, calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unit.protocols.sentinel.rooms import Room
+    from unit.protocols.sentinel.rig import Rig
 
-    MakeRoom = Callable[..., Room]
+    MakeRig = Callable[..., Rig]
 
 
 class Judge:
@@ -39,14 +39,14 @@ def judge() -> Judge:
 
 
 @pytest.fixture
-def judged(make_room: MakeRoom, judge: Judge) -> Room:
-    """A room with an expire strategy, which has half a second to answer."""
-    room = make_room(calls(1, 9999), calls(2, 2), max_tokens=10_000)
-    room.store.delegate_expiry(judge, 500 * MS)
-    return room
+def judged(make_rig: MakeRig, judge: Judge) -> Rig:
+    """A rig with an expire strategy, which has half a second to answer."""
+    rig = make_rig(calls(1, 9999), calls(2, 2), max_tokens=10_000)
+    rig.store.delegate_expiry(judge, 500 * MS)
+    return rig
 
 
-def test_an_expire_strategy_frees_some_tokens_and_renews_others(judged: Room, judge: Judge) -> None:
+def test_an_expire_strategy_frees_some_tokens_and_renews_others(judged: Rig, judge: Judge) -> None:
     client, other = judged.connection(), judged.connection()
     ids = [client.acquire(1, 2), other.acquire(1, 3), client.acquire(2)]
     other.close()
@@ -70,7 +70,7 @@ def test_an_expire_strategy_frees_some_tokens_and_renews_others(judged: Room, ju
     assert [lease.token_id for lease in judge.batches[2][1]] == [ids[0]]
 
 
-def test_an_expire_strategy_that_does_not_answer_in_time(judged: Room, judge: Judge) -> None:
+def test_an_expire_strategy_that_does_not_answer_in_time(judged: Rig, judge: Judge) -> None:
     client = judged.connection()
     id = client.acquire(1)
     judged.advance(2 * SECOND + SWEEP_NS)
@@ -84,7 +84,7 @@ def test_an_expire_strategy_that_does_not_answer_in_time(judged: Room, judge: Ju
     assert len(judge.batches) == 1
 
 
-def test_tokens_kept_or_released_meanwhile_are_not_affected(judged: Room, judge: Judge) -> None:
+def test_tokens_kept_or_released_meanwhile_are_not_affected(judged: Rig, judge: Judge) -> None:
     client = judged.connection()
     ids = [client.acquire(1) for _ in range(3)]
     judged.advance(2 * SECOND + SWEEP_NS)
@@ -97,7 +97,7 @@ def test_tokens_kept_or_released_meanwhile_are_not_affected(judged: Room, judge:
     assert client.ask(wire.release(1, ids[2])).status == Status.ALREADY_RELEASED
 
 
-def test_unknown_batches_are_ignored(judged: Room, judge: Judge) -> None:
+def test_unknown_batches_are_ignored(judged: Rig, judge: Judge) -> None:
     client = judged.connection()
     id = client.acquire(1)
     judged.store.expire(1, [id], judged.now_ns)
@@ -110,7 +110,7 @@ def test_unknown_batches_are_ignored(judged: Room, judge: Judge) -> None:
     assert judged.now_calls(1) == 1
 
 
-def test_many_tokens_are_decided_about_in_batches(judged: Room, judge: Judge) -> None:
+def test_many_tokens_are_decided_about_in_batches(judged: Rig, judge: Judge) -> None:
     """Of some 256 each, 16 at a time; the rest when these are done."""
     client = judged.connection()
     client.acquire_many(1, 5000)
@@ -127,40 +127,40 @@ def test_many_tokens_are_decided_about_in_batches(judged: Room, judge: Judge) ->
     assert judged.now_calls(1) == 0
 
 
-def test_an_expire_strategy_that_answers_during_the_call(make_room: MakeRoom) -> None:
-    room = make_room(calls(1))
-    room.store.delegate_expiry(
-        lambda ticket, leases: room.store.expire(ticket, [lease.token_id for lease in leases], room.now_ns), SECOND
+def test_an_expire_strategy_that_answers_during_the_call(make_rig: MakeRig) -> None:
+    rig = make_rig(calls(1))
+    rig.store.delegate_expiry(
+        lambda ticket, leases: rig.store.expire(ticket, [lease.token_id for lease in leases], rig.now_ns), SECOND
     )
-    room.connection().acquire_many(1, 1000)
-    room.advance(2 * SECOND + 5 * SWEEP_NS)
-    assert room.figures("tokens", "expired_lease") == [0, 1000]
+    rig.connection().acquire_many(1, 1000)
+    rig.advance(2 * SECOND + 5 * SWEEP_NS)
+    assert rig.figures("tokens", "expired_lease") == [0, 1000]
 
 
-def test_tokens_that_cannot_be_renewed_stay_until_the_decision(make_room: MakeRoom, judge: Judge) -> None:
+def test_tokens_that_cannot_be_renewed_stay_until_the_decision(make_rig: MakeRig, judge: Judge) -> None:
     """Strategy 1: KEEP reports that no time is left. Repeating it delays neither the decision nor its time limit."""
-    room = make_room(calls(1, strategy=RELEASE))
-    room.store.delegate_expiry(judge, SECOND)
-    client = room.connection()
+    rig = make_rig(calls(1, strategy=RELEASE))
+    rig.store.delegate_expiry(judge, SECOND)
+    client = rig.connection()
     ids = [client.acquire(1), client.acquire(1)]
-    room.advance(SECOND + SWEEP_NS)
+    rig.advance(SECOND + SWEEP_NS)
     for _ in range(9):
         for id in ids:
             response = client.ask(wire.keep(1, id))
             assert (response.status, response.left_ms) == (Status.OK, 0)
-        room.advance(SWEEP_NS)
+        rig.advance(SWEEP_NS)
     assert len(judge.batches) == 1
-    room.store.expire(judge.batches[0][0], ids[:1], room.now_ns)
-    assert room.now_calls(1) == 1
-    room.advance(2 * SECOND + SWEEP_NS)
+    rig.store.expire(judge.batches[0][0], ids[:1], rig.now_ns)
+    assert rig.now_calls(1) == 1
+    rig.advance(2 * SECOND + SWEEP_NS)
     for _ in range(11):
         client.ask(wire.keep(1, ids[1]))
-        room.advance(SWEEP_NS)
+        rig.advance(SWEEP_NS)
     assert len(judge.batches) == 2
-    assert room.now_calls(1) == 0
+    assert rig.now_calls(1) == 0
 
 
-def test_tokens_renewed_by_a_new_rule_meanwhile_are_decided_about_again(judged: Room, judge: Judge) -> None:
+def test_tokens_renewed_by_a_new_rule_meanwhile_are_decided_about_again(judged: Rig, judge: Judge) -> None:
     """Where the end of its owner decides about its lease from now on, that counts, and the strategy is asked again."""
     client = judged.connection()
     id = client.acquire(1)
@@ -175,7 +175,7 @@ def test_tokens_renewed_by_a_new_rule_meanwhile_are_decided_about_again(judged: 
     assert [lease.token_id for lease in judge.batches[1][1]] == [id]
 
 
-def test_a_removed_expire_strategy(judged: Room, judge: Judge) -> None:
+def test_a_removed_expire_strategy(judged: Rig, judge: Judge) -> None:
     client = judged.connection()
     client.acquire(1)
     judged.advance(2 * SECOND + SWEEP_NS)

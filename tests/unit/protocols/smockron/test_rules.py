@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterd.documents import DocumentError
+from counterd.json_documents import DocumentError
 from counterd.protocols.smockron import _store, rules
 from counterd.protocols.smockron.rules import Rule, Span, parse_rules
 

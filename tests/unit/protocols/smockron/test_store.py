@@ -1,4 +1,4 @@
-"""The smockron store, beyond the conformance vectors and the model: slow subscribers, room, rules, ends."""
+"""The smockron store, beyond the conformance vectors and the model: slow subscribers, protocol, rules, ends."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_searching_the_subscribers_of_many_domains_waits_for_turns() -> None:
     assert len(told(ear)) == 60
 
 
-# ---- room ------------------------------------------------------------------------------------------------------------
+# ---- protocol --------------------------------------------------------------------------------------------------------
 
 
 def test_the_least_recently_used_identifier_is_evicted() -> None:

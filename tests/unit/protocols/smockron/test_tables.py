@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from conformance.smockron.engine import Pump, make_store
-from counterd.protocols.smockron import ROOM, wire
+from counterd.protocols.smockron import PROTOCOL, wire
 from counterd.protocols.smockron.wire import SocketType, Status
 
-TABLES = {table.name: table for table in ROOM.tables()}
+TABLES = {table.name: table for table in PROTOCOL.tables()}
 
 
 @pytest.fixture

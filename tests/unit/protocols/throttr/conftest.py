@@ -6,32 +6,32 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from unit.protocols.throttr.rooms import Connection, Room
+from unit.protocols.throttr.rig import Connection, Rig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
-def make_room() -> Iterator[Callable[..., Room]]:
-    """Makes rooms, which are audited after the test."""
-    rooms: list[Room] = []
+def make_rig() -> Iterator[Callable[..., Rig]]:
+    """Makes rigs, which are audited after the test."""
+    rigs: list[Rig] = []
 
-    def made(**options: Any) -> Room:
-        rooms.append(Room(**options))
-        return rooms[-1]
+    def made(**options: Any) -> Rig:
+        rigs.append(Rig(**options))
+        return rigs[-1]
 
     yield made
-    for room in rooms:
-        room.settle()
-        room.store.audit()
+    for rig in rigs:
+        rig.settle()
+        rig.store.audit()
 
 
 @pytest.fixture
-def room(make_room: Callable[..., Room]) -> Room:
-    return make_room()
+def rig(make_rig: Callable[..., Rig]) -> Rig:
+    return make_rig()
 
 
 @pytest.fixture
-def client(room: Room) -> Connection:
-    return room.connect()
+def client(rig: Rig) -> Connection:
+    return rig.connect()

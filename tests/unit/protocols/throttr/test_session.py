@@ -13,11 +13,11 @@ import pytest
 from counterd._core import siphash
 from counterd.protocols.throttr._session import open_store
 from counterd.protocols.throttr.wire import Event, Reply, Request, TTLType
-from unit.protocols.throttr.rooms import (
+from unit.protocols.throttr.rig import (
     KEY,
     SECOND,
     Connection,
-    Room,
+    Rig,
     fill,
     own_channel,
 )
@@ -30,299 +30,299 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(("steps", "waits"), [(4095, False), (4096, True), (50_000, True)])
-def test_requests_behind_much_work_wait_for_a_turn(room: Room, steps: int, waits: bool) -> None:
-    session = room.store.session(room.now)
-    flood = bytes(room.encoder.whoami()) * steps
-    alone = len(session.receive(bytes(room.encoder.whoami()), room.now))
-    output = session.receive(flood + bytes(room.encoder.info()), room.now)
+def test_requests_behind_much_work_wait_for_a_turn(rig: Rig, steps: int, waits: bool) -> None:
+    session = rig.store.session(rig.now)
+    flood = bytes(rig.encoder.whoami()) * steps
+    alone = len(session.receive(bytes(rig.encoder.whoami()), rig.now))
+    output = session.receive(flood + bytes(rig.encoder.info()), rig.now)
     assert (len(output) <= steps * alone) == session.more == waits
     while session.more:
-        output += session.take_output(room.now)
+        output += session.take_output(rig.now)
     assert len(output) > steps * alone
-    session.closed(room.now)
+    session.closed(rig.now)
 
 
-def test_the_output_is_filled_to_the_last_byte(make_room: Callable[..., Room]) -> None:
-    room = make_room(value_size=4)
-    client = room.connect()
-    assert client.ask(room.encoder.set(b"k", bytes((1 << 16) - 10), 60))
-    output = client.session.receive(bytes(room.encoder.get(b"k")) * 4 + bytes(room.encoder.whoami()), room.now)
+def test_the_output_is_filled_to_the_last_byte(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(value_size=4)
+    client = rig.connect()
+    assert client.ask(rig.encoder.set(b"k", bytes((1 << 16) - 10), 60))
+    output = client.session.receive(bytes(rig.encoder.get(b"k")) * 4 + bytes(rig.encoder.whoami()), rig.now)
     assert len(output) == 1 << 18
     assert client.session.more
-    assert len(client.session.take_output(room.now)) == 17
+    assert len(client.session.take_output(rig.now)) == 17
 
 
 # ---- events ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_event_for_many_subscribers_is_delivered_in_slices(room: Room) -> None:
-    publisher, *subscribers = [room.connect() for _ in range(8000)]
+def test_an_event_for_many_subscribers_is_delivered_in_slices(rig: Rig) -> None:
+    publisher, *subscribers = [rig.connect() for _ in range(8000)]
     for subscriber in subscribers:
-        subscriber.send(room.encoder.subscribe(b"c"))
-    publisher.send(room.encoder.publish(b"c", b"payload"))
+        subscriber.send(rig.encoder.subscribe(b"c"))
+    publisher.send(rig.encoder.publish(b"c", b"payload"))
     assert publisher.received.pop().result is True
     ticks = 0
-    while room.store.next_deadline() == 0:
+    while rig.store.next_deadline() == 0:
         ticks += 1
-        room.store.tick(room.now)
-        publisher.send(room.encoder.query(b"nothing"))
+        rig.store.tick(rig.now)
+        publisher.send(rig.encoder.query(b"nothing"))
         assert publisher.received.pop().result is None
-        told = room.store.take_dirty()
+        told = rig.store.take_dirty()
         assert len(told) <= 2200
-        outputs = [session.take_output(room.now) for session in told]
+        outputs = [session.take_output(rig.now) for session in told]
         assert len({id(output) for output in outputs}) == 1  # one object for all: the payload was copied once
     assert 3 < ticks < 20
 
 
-def test_the_delivery_of_an_event_goes_on_while_keys_expire(room: Room, client: Connection) -> None:
-    subscribers = [room.connect() for _ in range(300)]
+def test_the_delivery_of_an_event_goes_on_while_keys_expire(rig: Rig, client: Connection) -> None:
+    subscribers = [rig.connect() for _ in range(300)]
     for subscriber in subscribers:
-        assert subscriber.ask(room.encoder.subscribe(b"c"))
+        assert subscriber.ask(rig.encoder.subscribe(b"c"))
     fill(client, 20_000, ttl=500, ttl_type=TTLType.MILLISECONDS)
-    room.now += SECOND
-    client.send(room.encoder.publish(b"c", b"payload"))
-    room.store.tick(room.now)
-    assert room.store.snapshot()["expired"] < 20_000
-    assert len(room.store.take_dirty()) == 300
+    rig.now += SECOND
+    client.send(rig.encoder.publish(b"c", b"payload"))
+    rig.store.tick(rig.now)
+    assert rig.store.snapshot()["expired"] < 20_000
+    assert len(rig.store.take_dirty()) == 300
 
 
-def test_all_subscribers_get_events_in_the_same_order(room: Room) -> None:
-    clients = [room.connect() for _ in range(500)]
+def test_all_subscribers_get_events_in_the_same_order(rig: Rig) -> None:
+    clients = [rig.connect() for _ in range(500)]
     for client in clients:
-        assert client.ask(room.encoder.subscribe(b"c"))
+        assert client.ask(rig.encoder.subscribe(b"c"))
     for client in clients[:10]:
-        client.send(*(room.encoder.publish(b"c", b"%d" % number) for number in range(3)))
-    room.settle()
+        client.send(*(rig.encoder.publish(b"c", b"%d" % number) for number in range(3)))
+    rig.settle()
     heard = [client.events() for client in clients]
     assert len(heard[0]) == 30
     assert all(events == heard[0] for events in heard)
 
 
-def test_a_request_after_a_publish_is_answered_after_its_own_event(room: Room, client: Connection) -> None:
+def test_a_request_after_a_publish_is_answered_after_its_own_event(rig: Rig, client: Connection) -> None:
     """In one read with it: the reply may not overtake the event."""
-    assert client.ask(room.encoder.subscribe(b"c"))
-    publish = room.encoder.publish(b"c", b"payload")
-    output = client.session.receive(publish + room.encoder.query(b"k"), room.now)
+    assert client.ask(rig.encoder.subscribe(b"c"))
+    publish = rig.encoder.publish(b"c", b"payload")
+    output = client.session.receive(publish + rig.encoder.query(b"k"), rig.now)
     while client.session.more:
-        output += client.session.take_output(room.now)
+        output += client.session.take_output(rig.now)
     assert output == b"\x19" + publish[1:] + b"\x01" + b"\x00"
 
 
-def test_a_publish_waits_for_the_one_before_it(room: Room) -> None:
-    one, other, *subscribers = [room.connect() for _ in range(3000)]
+def test_a_publish_waits_for_the_one_before_it(rig: Rig) -> None:
+    one, other, *subscribers = [rig.connect() for _ in range(3000)]
     for subscriber in subscribers:
-        subscriber.send(room.encoder.subscribe(b"c"))
-    one.send(room.encoder.publish(b"c", b"first"))
-    other.send(room.encoder.publish(b"c", b"second"), room.encoder.query(b"k"))
+        subscriber.send(rig.encoder.subscribe(b"c"))
+    one.send(rig.encoder.publish(b"c", b"first"))
+    other.send(rig.encoder.publish(b"c", b"second"), rig.encoder.query(b"k"))
     assert len(one.received) == 1
     assert other.received == []
-    room.settle()
+    rig.settle()
     assert [got.result for got in other.received] == [True, None]
     assert all(subscriber.events() == [b"first", b"second"] for subscriber in subscribers)
 
 
-def test_subscribers_that_leave_during_a_delivery_are_skipped(room: Room) -> None:
-    publisher, *subscribers = [room.connect() for _ in range(1000)]
+def test_subscribers_that_leave_during_a_delivery_are_skipped(rig: Rig) -> None:
+    publisher, *subscribers = [rig.connect() for _ in range(1000)]
     for subscriber in subscribers:
-        assert subscriber.ask(room.encoder.subscribe(b"c"))
-    publisher.send(room.encoder.publish(b"c", b"payload"))
+        assert subscriber.ask(rig.encoder.subscribe(b"c"))
+    publisher.send(rig.encoder.publish(b"c", b"payload"))
     chosen = random.Random(3)
     chosen.shuffle(subscribers)
     for subscriber in subscribers[:300]:
         subscriber.close()
     for subscriber in subscribers[300:600]:
-        subscriber.send(room.encoder.unsubscribe(b"c"))
-    room.settle()
+        subscriber.send(rig.encoder.unsubscribe(b"c"))
+    rig.settle()
     assert all(subscriber.events() == [b"payload"] for subscriber in subscribers[600:])
-    assert len(publisher.ask(room.encoder.channel(b"c"))) == 399
+    assert len(publisher.ask(rig.encoder.channel(b"c"))) == 399
 
 
-def test_a_delivery_goes_on_if_the_next_subscriber_unsubscribes(room: Room) -> None:
+def test_a_delivery_goes_on_if_the_next_subscriber_unsubscribes(rig: Rig) -> None:
     """Its record is at once used by another subscription, on another channel."""
-    publisher, outsider, *subscribers = [room.connect() for _ in range(102)]
+    publisher, outsider, *subscribers = [rig.connect() for _ in range(102)]
     for subscriber in subscribers:
-        assert subscriber.ask(room.encoder.subscribe(b"c"))
-    publisher.send(room.encoder.publish(b"c", b"payload"))
-    room.store.take_dirty()  # the last 64 have it, and the next in turn is:
-    subscribers[-65].send(room.encoder.unsubscribe(b"c"))
-    outsider.send(room.encoder.subscribe(b"other"))
-    room.settle()
+        assert subscriber.ask(rig.encoder.subscribe(b"c"))
+    publisher.send(rig.encoder.publish(b"c", b"payload"))
+    rig.store.take_dirty()  # the last 64 have it, and the next in turn is:
+    subscribers[-65].send(rig.encoder.unsubscribe(b"c"))
+    outsider.send(rig.encoder.subscribe(b"other"))
+    rig.settle()
     assert outsider.events() == subscribers[-65].events() == []
     assert all(other.events() == [b"payload"] for other in subscribers if other is not subscribers[-65])
 
 
-def test_a_subscriber_that_a_delivery_waits_for_is_asked_again(make_room: Callable[..., Room]) -> None:
+def test_a_subscriber_that_a_delivery_waits_for_is_asked_again(make_rig: Callable[..., Rig]) -> None:
     """It got a piece of its output, and the caller has not come back for the rest, as its socket is full."""
-    room = make_room(max_queued=4096)
-    publisher, reader = room.connect(), room.connect()
+    rig = make_rig(max_queued=4096)
+    publisher, reader = rig.connect(), rig.connect()
     for _ in range(16):
-        assert reader.ask(room.encoder.subscribe(b"c"))
-    publisher.send(room.encoder.publish(b"c", bytes(30_000)))
-    assert room.store.take_dirty() == [reader.session]
-    reader.take(reader.session.take_output(room.now))
+        assert reader.ask(rig.encoder.subscribe(b"c"))
+    publisher.send(rig.encoder.publish(b"c", bytes(30_000)))
+    assert rig.store.take_dirty() == [reader.session]
+    reader.take(reader.session.take_output(rig.now))
     assert reader.session.more
-    publisher.send(room.encoder.publish(b"c", b"next"))
-    assert room.store.take_dirty() == [reader.session]
+    publisher.send(rig.encoder.publish(b"c", b"next"))
+    assert rig.store.take_dirty() == [reader.session]
     reader.session.wait()
     assert reader.session.dropped
 
 
-def test_an_event_never_comes_within_a_listing(room: Room, client: Connection) -> None:
+def test_an_event_never_comes_within_a_listing(rig: Rig, client: Connection) -> None:
     fill(client, 20_000)
-    other = room.connect()
-    client.send(room.encoder.list())
+    other = rig.connect()
+    client.send(rig.encoder.list())
     assert client.session.more
-    other.send(room.encoder.publish(b"*", b"meanwhile"))
-    room.settle()
+    other.send(rig.encoder.publish(b"*", b"meanwhile"))
+    rig.settle()
     assert [type(got) for got in client.received] == [Reply, Event]
     assert len(client.received[0].result) == 20_000
 
 
-def test_a_subscriber_that_does_not_read_is_dropped_and_others_get_all_events(make_room: Callable[..., Room]) -> None:
-    room = make_room(max_queued=4096)
-    publisher, deaf, listener = room.connect(), room.connect(), room.connect()
+def test_a_subscriber_that_does_not_read_is_dropped_and_others_get_all_events(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(max_queued=4096)
+    publisher, deaf, listener = rig.connect(), rig.connect(), rig.connect()
     deaf.deaf = True
     for _ in range(5):
-        assert publisher.ask(room.encoder.publish(b"*", bytes(1000)))
+        assert publisher.ask(rig.encoder.publish(b"*", bytes(1000)))
     assert deaf.session.dropped
     assert deaf.session.closing
-    assert room.store.snapshot()["dropped_subscribers"] == 1
+    assert rig.store.snapshot()["dropped_subscribers"] == 1
     assert len(listener.events()) == 5
-    assert len(publisher.ask(room.encoder.connections())) == 2
+    assert len(publisher.ask(rig.encoder.connections())) == 2
 
 
-def test_a_subscriber_whose_turn_is_due_is_not_dropped(make_room: Callable[..., Room]) -> None:
-    room = make_room(max_queued=4096)
-    publisher, other = room.connect(), room.connect()
+def test_a_subscriber_whose_turn_is_due_is_not_dropped(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(max_queued=4096)
+    publisher, other = rig.connect(), rig.connect()
     channel = own_channel(other)
-    publisher.send(*[room.encoder.publish(channel, bytes(1000))] * 9)
+    publisher.send(*[rig.encoder.publish(channel, bytes(1000))] * 9)
     assert len(publisher.received) == 4  # the fourth is given, and the fifth heard, once the others were fetched
-    room.settle()
+    rig.settle()
     assert len(publisher.received) == 9
     assert len(other.events()) == 9
-    assert room.store.snapshot()["dropped_subscribers"] == 0
+    assert rig.store.snapshot()["dropped_subscribers"] == 0
 
 
-def test_a_subscriber_that_stops_reading_delays_no_others(room: Room) -> None:
+def test_a_subscriber_that_stops_reading_delays_no_others(rig: Rig) -> None:
     """The caller is asked again whether the subscriber can take output, and then says that it cannot."""
-    publisher, deaf, listener = room.connect(), room.connect(), room.connect()
+    publisher, deaf, listener = rig.connect(), rig.connect(), rig.connect()
     channel = own_channel(listener)
     for _ in range(16):
-        assert deaf.ask(room.encoder.subscribe(b"c"))
-    publisher.send(room.encoder.publish(b"c", bytes(60_000)))
-    room.turn()  # fetches some of them, which the kernel does not take: nothing else tells of it
+        assert deaf.ask(rig.encoder.subscribe(b"c"))
+    publisher.send(rig.encoder.publish(b"c", bytes(60_000)))
+    rig.turn()  # fetches some of them, which the kernel does not take: nothing else tells of it
     assert deaf.session.more
     deaf.deaf = True
-    publisher.send(room.encoder.publish(b"c", bytes(60_000)))
-    room.settle()
+    publisher.send(rig.encoder.publish(b"c", bytes(60_000)))
+    rig.settle()
     assert deaf.session.dropped
-    assert publisher.ask(room.encoder.publish(channel, b"still served"))
+    assert publisher.ask(rig.encoder.publish(channel, b"still served"))
     assert listener.events() == [b"still served"]
 
 
-def test_a_subscriber_without_room_for_output_is_asked_again_for_the_next_event(room: Room) -> None:
-    publisher, other = room.connect(), room.connect()
+def test_a_subscriber_without_room_for_output_is_asked_again_for_the_next_event(rig: Rig) -> None:
+    publisher, other = rig.connect(), rig.connect()
     channel = own_channel(other)
     other.session.wait()
-    publisher.send(room.encoder.publish(channel, b"x"))
-    assert room.store.take_dirty() == [other.session]
+    publisher.send(rig.encoder.publish(channel, b"x"))
+    assert rig.store.take_dirty() == [other.session]
 
 
-def test_a_half_closed_subscriber_gets_posted_events(room: Room) -> None:
-    publisher, subscriber = room.connect(), room.connect()
+def test_a_half_closed_subscriber_gets_posted_events(rig: Rig) -> None:
+    publisher, subscriber = rig.connect(), rig.connect()
     channel = own_channel(subscriber)
-    publisher.send(room.encoder.publish(channel, b"last"))
-    subscriber.take(subscriber.session.eof(room.now))
-    room.settle()
+    publisher.send(rig.encoder.publish(channel, b"last"))
+    subscriber.take(subscriber.session.eof(rig.now))
+    rig.settle()
     assert subscriber.events() == [b"last"]
     assert subscriber.session.closing
-    assert not publisher.ask(room.encoder.publish(channel, b"nobody"))
+    assert not publisher.ask(rig.encoder.publish(channel, b"nobody"))
 
 
-def test_a_waiting_request_within_an_event_is_answered_once(room: Room) -> None:
-    one, other, *_ = [room.connect() for _ in range(3000)]
-    one.send(room.encoder.publish(b"*", b"first"))
-    other.send(room.encoder.event(b"", room.encoder.publish(b"*", b"second")))
-    room.settle()
+def test_a_waiting_request_within_an_event_is_answered_once(rig: Rig) -> None:
+    one, other, *_ = [rig.connect() for _ in range(3000)]
+    one.send(rig.encoder.publish(b"*", b"first"))
+    other.send(rig.encoder.event(b"", rig.encoder.publish(b"*", b"second")))
+    rig.settle()
     replies = [got for got in other.received if isinstance(got, Reply)]
     assert [got.result.result for got in replies] == [True]
     assert other.events() == [b"first", b"second"]
-    assert one.ask(room.encoder.info()).publish_requests == 2
+    assert one.ask(rig.encoder.info()).publish_requests == 2
 
 
-def test_nested_events_cannot_produce_long_replies(make_room: Callable[..., Room]) -> None:
-    room = make_room(value_size=4, max_message=1 << 16)
-    client = room.connect()
-    request: Request[Any] = room.encoder.insert(b"k", 1, 60)
+def test_nested_events_cannot_produce_long_replies(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(value_size=4, max_message=1 << 16)
+    client = rig.connect()
+    request: Request[Any] = rig.encoder.insert(b"k", 1, 60)
     for _ in range(16):
-        request = room.encoder.event(b"", request)
-    assert client.session.receive(bytes(request), room.now) == b"\1" * 17
-    request = room.encoder.event(b"", request)
-    assert client.session.receive(bytes(request), room.now) == b"\1" * 16 + b"\0"
+        request = rig.encoder.event(b"", request)
+    assert client.session.receive(bytes(request), rig.now) == b"\1" * 17
+    request = rig.encoder.event(b"", request)
+    assert client.session.receive(bytes(request), rig.now) == b"\1" * 16 + b"\0"
     deepest = b"\x19\0\0\0\0\0" * 10_000
     deepest = b"".join(b"\x19\0" + (len(deepest) - at - 6).to_bytes(4, "little") for at in range(0, len(deepest), 6))
-    assert client.session.receive(deepest, room.now) == b"\1" * 16 + b"\0"
+    assert client.session.receive(deepest, rig.now) == b"\1" * 16 + b"\0"
 
 
-def test_a_request_within_a_long_event_does_not_wait_for_ever(make_room: Callable[..., Room]) -> None:
+def test_a_request_within_a_long_event_does_not_wait_for_ever(make_rig: Callable[..., Rig]) -> None:
     """The rest of the event is ignored. At 64 bytes a step it is more than a turn has steps."""
-    room = make_room(value_size=4)
-    client = room.connect()
-    for request in (room.encoder.info(), room.encoder.channel(b"*"), room.encoder.list()):
-        assert client.ask(room.encoder.event(b"c", Request(request + bytes(300_000)))) is not None
+    rig = make_rig(value_size=4)
+    client = rig.connect()
+    for request in (rig.encoder.info(), rig.encoder.channel(b"*"), rig.encoder.list()):
+        assert client.ask(rig.encoder.event(b"c", Request(request + bytes(300_000)))) is not None
 
 
-def test_an_own_event_does_not_come_within_the_reply_that_published_it(room: Room, client: Connection) -> None:
-    request = room.encoder.event(b"", room.encoder.event(b"", room.encoder.publish(b"*", b"x")))
+def test_an_own_event_does_not_come_within_the_reply_that_published_it(rig: Rig, client: Connection) -> None:
+    request = rig.encoder.event(b"", rig.encoder.event(b"", rig.encoder.publish(b"*", b"x")))
     client.send(request)
-    room.settle()
+    rig.settle()
     assert [type(got) for got in client.received] == [Event, Reply]
     assert client.received[1].result.result.result is True
-    (connection,) = client.ask(room.encoder.connections())
+    (connection,) = client.ask(rig.encoder.connections())
     assert (connection.published_bytes, connection.received_bytes) == (1, 0)
 
 
-def test_a_delivery_does_not_wait_for_a_connection_with_a_long_listing(make_room: Callable[..., Room]) -> None:
-    room = make_room(max_queued=4096)
-    lister, publisher = room.connect(), room.connect()
+def test_a_delivery_does_not_wait_for_a_connection_with_a_long_listing(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(max_queued=4096)
+    lister, publisher = rig.connect(), rig.connect()
     fill(lister, 20_000)
     channel = own_channel(lister)
-    lister.send(room.encoder.list())
+    lister.send(rig.encoder.list())
     assert lister.session.more
-    publisher.send(*[room.encoder.publish(channel, bytes(1000))] * 5)
+    publisher.send(*[rig.encoder.publish(channel, bytes(1000))] * 5)
     assert len(publisher.received) == 5
     assert lister.session.dropped
 
 
-def test_every_event_within_an_event_is_a_request(room: Room, client: Connection) -> None:
-    client.ask(room.encoder.event(b"", room.encoder.event(b"", room.encoder.whoami())))
-    figures = room.store.snapshot()
+def test_every_event_within_an_event_is_a_request(rig: Rig, client: Connection) -> None:
+    client.ask(rig.encoder.event(b"", rig.encoder.event(b"", rig.encoder.whoami())))
+    figures = rig.store.snapshot()
     assert (figures["command:event"], figures["command:whoami"]) == (2, 1)
 
 
-def test_both_subscriptions_of_a_connection_count_the_bytes_read(room: Room, client: Connection) -> None:
+def test_both_subscriptions_of_a_connection_count_the_bytes_read(rig: Rig, client: Connection) -> None:
     """Their sum is what the channel shows."""
     for _ in range(2):
-        client.ask(room.encoder.subscribe(b"news"))
-    client.ask(room.encoder.publish(b"news", b"four"))
-    assert [entry.read_bytes for entry in client.ask(room.encoder.channel(b"news"))] == [4, 4]
-    assert [entry.read_bytes for entry in client.ask(room.encoder.channels()) if entry.channel == b"news"] == [8]
+        client.ask(rig.encoder.subscribe(b"news"))
+    client.ask(rig.encoder.publish(b"news", b"four"))
+    assert [entry.read_bytes for entry in client.ask(rig.encoder.channel(b"news"))] == [4, 4]
+    assert [entry.read_bytes for entry in client.ask(rig.encoder.channels()) if entry.channel == b"news"] == [8]
 
 
-def test_an_ended_connection_is_not_listed_before_the_next_tick(room: Room, client: Connection) -> None:
-    other = room.connect()
+def test_an_ended_connection_is_not_listed_before_the_next_tick(rig: Rig, client: Connection) -> None:
+    other = rig.connect()
     own_channel(other)
     own = own_channel(client)
     other.close()
-    client.send(room.encoder.channels())
+    client.send(rig.encoder.channels())
     (reply,) = client.received
     assert {(entry.channel, entry.subscriptions) for entry in reply.result} == {(b"*", 1), (own, 1)}
 
 
 def test_ids_reveal_nothing_about_the_hashes_of_names() -> None:
     """A client that knew the hashes of names could aim all of them at one run of slots."""
-    room = Room()
-    ids = [room.connect().ask(room.encoder.whoami()) for _ in range(100)]
+    rig = Rig()
+    ids = [rig.connect().ask(rig.encoder.whoami()) for _ in range(100)]
     for serial, found in enumerate(ids, 1):
         for word in range(2):
             name = struct.pack("<QQ", serial, word)  # what ids were once made of, under the key of the tables
@@ -346,14 +346,14 @@ def test_only_four_value_sizes(size: int) -> None:
         )
 
 
-def test_outcomes_are_counted_by_request_and_a_drain_changes_nothing(room: Room, client: Connection) -> None:
-    encoder = room.encoder
+def test_outcomes_are_counted_by_request_and_a_drain_changes_nothing(rig: Rig, client: Connection) -> None:
+    encoder = rig.encoder
     client.send(encoder.insert(b"a", 1, 60), encoder.insert(b"a", 1, 60), encoder.query(b"b"), encoder.subscribe(b"c"))
-    room.store.begin_drain()
+    rig.store.begin_drain()
     client.send(encoder.unsubscribe(b"c"), encoder.unsubscribe(b"c"), encoder.insert(b"b", 1, 60), encoder.whoami())
-    room.settle()
-    room.connect().session.receive(b"\xff", room.now)
-    assert sorted(room.store.outcomes()) == [
+    rig.settle()
+    rig.connect().session.receive(b"\xff", rig.now)
+    assert sorted(rig.store.outcomes()) == [
         ("insert", "ok", 2),
         ("insert", "refused", 1),
         ("query", "refused", 1),
@@ -365,6 +365,6 @@ def test_outcomes_are_counted_by_request_and_a_drain_changes_nothing(room: Room,
     ]
 
 
-def test_a_drain_does_not_wait_for_subscriptions(room: Room, client: Connection) -> None:
-    assert client.ask(room.encoder.subscribe(b"c"))
-    assert (room.store.held(), room.store.holdings_of(1), room.store.leases(10)) == (0, 0, [])
+def test_a_drain_does_not_wait_for_subscriptions(rig: Rig, client: Connection) -> None:
+    assert client.ask(rig.encoder.subscribe(b"c"))
+    assert (rig.store.held(), rig.store.holdings_of(1), rig.store.leases(10)) == (0, 0, [])

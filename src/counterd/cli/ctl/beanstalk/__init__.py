@@ -32,7 +32,7 @@ from counterd.cli.ctl.common import (
     until_interrupted,
 )
 from counterd.cli.ctl.output import Column, Kind, Output, Row, number, output_option
-from counterd.cli.reading import Reads
+from counterd.cli.options import Reads
 from counterd.protocols.beanstalk.wire import BODY_MAX, ID_MAX, NAME_MAX, NEEDLE_MAX, NUMBER_MAX, PORT, STATES
 from counterd.units import several
 
@@ -447,9 +447,9 @@ def drain(context: click.Context, /, off: bool, show: bool, output: Output, **wh
     if not show:
         endpoint.ask("DELETE" if off else "PUT", "/drain/beanstalk")
     with understood():
-        room = endpoint.ask("GET", "/stats")["protocols"].get("beanstalk")
-        figures = room["figures"] if room is not None else {}
-    if room is None:
+        protocol = endpoint.ask("GET", "/stats")["protocols"].get("beanstalk")
+        figures = protocol["figures"] if protocol is not None else {}
+    if protocol is None:
         refused("the server does not serve the beanstalk protocol")
     # The figures may be older than the request above.
     is_on = bool(figures["refuses_puts"]) if show else not off

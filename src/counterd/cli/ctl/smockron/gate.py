@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import click
 
 from counterd.cli.ctl.common import DURATION, Bytes, refused, say
-from counterd.cli.reading import Reads
+from counterd.cli.options import Reads
 
 if TYPE_CHECKING:
     from counterd.cli.ctl.smockron import SmockronTarget

@@ -343,7 +343,7 @@ def test_invalid_arguments_are_refused(lent: LentPump, line: bytes) -> None:
     assert ask(lent.connect(), line + b"\r\n") == b"BAD_FORMAT\r\n"
 
 
-def test_only_jobs_with_permits_use_memory_for_gates(lent: LentPump) -> None:
+def test_only_jobs_with_permits_use_memory_for_groups(lent: LentPump) -> None:
     peer = lent.connect()
 
     def cost(command: bytes) -> int:
@@ -369,27 +369,27 @@ def test_a_gate_that_finds_the_queue_full_tries_again(lent: LentPump) -> None:
     assert said(peer) == b"RESERVED 1 1\r\nx\r\n"
 
 
-@pytest.mark.parametrize("gates", [10, 64, 2_000])
-def test_gates_that_find_the_queue_full_try_again_in_turns(lent: LentPump, gates: int) -> None:
+@pytest.mark.parametrize("groups", [10, 64, 2_000])
+def test_gates_that_find_the_queue_full_try_again_in_turns(lent: LentPump, groups: int) -> None:
     """64 in a tenth of a second. When there is room, each gets its permit."""
     peer, worker = lent.connect(), lent.connect()
     lent.permits.room = 0
-    for number in range(gates):
+    for number in range(groups):
         lent.permits.take(b"n%d" % number)
-    ask(peer, b"".join(put(b"n%d" % number, ttr=600) for number in range(gates)))
+    ask(peer, b"".join(put(b"n%d" % number, ttr=600) for number in range(groups)))
     ask(worker, wire.reserve())
     lent.advance(RETRY)
     lent.permits.asked = 0
     for _ in range(20):
         lent.advance(RETRY // 2)
-    tries = min(gates * 10, 64 * 10)
+    tries = min(groups * 10, 64 * 10)
     assert tries * 0.8 <= lent.permits.asked / 2 <= tries * 1.1 + 64, "each asks for a permit, then for a place"
-    for number in range(gates):
+    for number in range(groups):
         lent.permits.give(b"n%d" % number)
-    for _ in range(2 + gates // 64):
+    for _ in range(2 + groups // 64):
         lent.advance(RETRY)
     assert said(worker).startswith(b"RESERVED ")
-    for number in range(1, gates):
+    for number in range(1, groups):
         assert ask(worker, wire.reserve(0)).startswith(b"RESERVED "), number
 
 

@@ -1,4 +1,4 @@
-"""Takes of several permits: the short way (_permits.pxd) answers and does what the general way does.
+"""Takes of several permits: the short way (_take_fast.pxd) answers and does what the general way does.
 
 A server with limits has no short way. So one store has a limit of a counter that nobody asks for, and the other has
 none; both get the same requests.

@@ -5,7 +5,7 @@ Holds of the counter protocol wait in the server's queue. Holds wait in the clie
 if its queue is full, or if the server cannot be reached.
 
 Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio. A waiter is the
-threading.Event, or the Turn, of a hold. This module only sets the waiter.
+threading.Event, or the TaskEvent, of a hold. This module only sets the waiter.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ PAUSES = b""  # no name: of those who wait until they may connect again
 
 
 class Waiter(Protocol):
-    """The event of a waiting hold.
-
-    The event is set when the hold becomes the first of its queue, or when something is given back while the hold is the
-    first.
-    """
+    """The event of a waiting hold: set when it becomes the first of its queue, or when something is given back while it
+    is the first."""
 
     def set(self) -> object: ...
     def clear(self) -> object: ...
@@ -56,8 +53,8 @@ class Queue:
             return
 
 
-class Turns:
-    """The queues of a client by name. Threads may share a Turns."""
+class WaitQueues:
+    """The queues of a client by name. Threads may share a WaitQueues."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: the garbage collector may end a hold at any moment

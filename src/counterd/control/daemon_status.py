@@ -1,6 +1,6 @@
 """The fields of the daemon that its parts may read. Parts of the daemon get no methods that change the daemon.
 
-Floor 4 (ARCHITECTURE.md). Only the daemon changes the view.
+Floor 4 (ARCHITECTURE.md). Only the daemon changes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class View:
+class DaemonStatus:
     """config: the configuration in force. settings: all settings by key. lines_lost: returns how many log lines were
     lost.
 

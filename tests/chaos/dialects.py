@@ -1,4 +1,4 @@
-"""What chaos's clients ask in each room, and what an answer means there: calls for the history, bytes for the socket.
+"""What chaos's clients ask in each dialect, and what an answer means: calls for the history, bytes for the socket.
 
 All that is random comes from one stream for each process and round, so it is the same for a seed.
 """
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from chaos import sentinel_rules, smockron_daemon
 from chaos.beanstalk_daemon import FILLED
-from chaos.counter_room import CounterRoom
-from chaos.room import GARBAGE, JOBS, LENT, PIPELINE, Asked, sign_of_life
+from chaos.counter_dialect import CounterDialect
+from chaos.dialect import GARBAGE, JOBS, LENT, PIPELINE, Asked, sign_of_life
 from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.sentinel import wire as sentinel_wire
@@ -36,7 +36,7 @@ VALUES_STEP = 16  # long values in one piece of who takes all
 VALUES_STEPS_MAX = 16
 NEWS = b"news"  # the channel of those who subscribe and do not read
 EVENTS = 60
-ANSWERS = 12_000  # of the sentinel room, which are short
+ANSWERS = 12_000  # of the sentinel protocol, which are short
 UNKNOWN_FLOW = 999
 TOKENS_STEP = 128  # tokens, and values, in one piece of who takes all
 TOKENS_STEPS_MAX = 40
@@ -44,12 +44,12 @@ KNOWN = 16  # tokens that the clients of a process know of each other
 LONG_KEPT = 3  # tokens of those: the last ones, which all clients renew often and seldom release
 LONG_KEPT_EVERY = 12  # one token of so many is one, in flows with room enough for all
 LONG_KEPT_FLOWS = {4, *sentinel_rules.COLD}
-TUBES = 3  # of the beanstalk room
+TUBES = 3  # of the beanstalk protocol
 JOBS_STEP = 8  # long ones, in one piece of who takes all
 JOBS_STEPS_MAX = 8
 LONG_JOB = bytes(60_000)
 STATISTICS = 600  # of who reads slowly
-DOMAINS = (b"api", b"fast", b"login", b"apis", b"nobody's")  # of the smockron room
+DOMAINS = (b"api", b"fast", b"login", b"apis", b"nobody's")  # of the smockron protocol
 PREFIXES = (b"", b"", b"api", b"api\0", b"login\0", b"fast")
 IDENTIFIERS = {b"hot": 3, b"cold": 40, b"forgotten": 3}  # how many of each kind, in a domain
 AHEAD_MS = 500
@@ -60,7 +60,7 @@ SUBSCRIPTIONS = 1000
 LENGTHS = {1: 12, 2: 16, 3: 12, 4: 8, 5: 8}  # of a body, at least, by its type; a PING can do without
 
 
-class ThrottrRoom:
+class ThrottrDialect:
     """Creates, changes and reads keys, publishes; most keys expire meanwhile."""
 
     forgives = False
@@ -157,7 +157,7 @@ class ThrottrRoom:
         return False if answer.result is None else answer.result
 
 
-class SentinelRoom:
+class SentinelDialect:
     """Acquires tokens, uses its own and those of other clients of its process, and asks for rates. asked: xid and type
     of the pending requests.
     """
@@ -305,7 +305,7 @@ class SentinelRoom:
         return sentinel.told(call, answer)
 
 
-class BeanstalkRoom:
+class BeanstalkDialect:
     """Puts jobs into one of few tubes and reserves them; deletes, releases, buries and kicks them."""
 
     forgives = True
@@ -422,9 +422,9 @@ class BeanstalkRoom:
         return told
 
 
-class JobsRoom(BeanstalkRoom):
-    """Like BeanstalkRoom, but nearly each of its jobs takes a permit of a counter that clients of the counter protocol
-    use too.
+class JobsDialect(BeanstalkDialect):
+    """Like BeanstalkDialect, but nearly each of its jobs takes a permit of a counter that clients of the counter
+    protocol use too.
 
     All are in one tube: more tubes would make the search for an order longer without testing more.
     """
@@ -460,7 +460,7 @@ ANSWERS_TO: dict[Any, set[str]] = {
 }
 
 
-class GateRoom:
+class GateDialect:
     """The accounting connection of a gatekeeper. A PING behind its messages shows that they were taken. asked: for each
     PING, the number of calls that its PONG answers.
     """
@@ -558,7 +558,7 @@ class GateRoom:
         return answer
 
 
-class ListenerRoom(GateRoom):
+class ListenerDialect(GateDialect):
     """A subscriber of all domains or of some."""
 
     def __init__(self, chance: random.Random, number: int, client: int) -> None:
@@ -603,12 +603,12 @@ def gate_identifiers(number: int) -> list[tuple[bytes, bytes]]:
     ]
 
 
-ROOMS: dict[str, Any] = {
-    "counter": CounterRoom,
-    "throttr": ThrottrRoom,
-    "sentinel": SentinelRoom,
-    "beanstalk": BeanstalkRoom,
-    JOBS: JobsRoom,
-    "smockron": GateRoom,
-    "smockron-control": ListenerRoom,
+DIALECTS: dict[str, Any] = {
+    "counter": CounterDialect,
+    "throttr": ThrottrDialect,
+    "sentinel": SentinelDialect,
+    "beanstalk": BeanstalkDialect,
+    JOBS: JobsDialect,
+    "smockron": GateDialect,
+    "smockron-control": ListenerDialect,
 }

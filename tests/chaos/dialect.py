@@ -1,4 +1,4 @@
-"""What the rooms of chaos have in common."""
+"""What the dialects of chaos have in common."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Asked = tuple[Any, bytes]  # a call, or text if it is not recorded; and the byte
 
 MORE = object()  # of an answer: it has another part
 GARBAGE = "garbage"
-JOBS = "jobs"  # the room of workers whose jobs take permits: the beanstalk protocol, in the daemon of the counters
+JOBS = "jobs"  # the dialect of workers whose jobs take permits: the beanstalk protocol, in the daemon of the counters
 LENT = {b"lent:0": 3, b"lent:1": 5}  # counters that jobs take permits of, and clients too; and their maxima
 
 PIPELINE = (1, 1, 1, 1, 1, 2, 3)  # requests in one piece; most wait for each answer
 
 
-class Room(Protocol):
+class Dialect(Protocol):
     """The client's side of a protocol for one connection. chance: the source of its requests. forgives: whether the
     connection survives garbage.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from counterd.client._turns import Turns
+from counterd.client._wait_queues import WaitQueues
 
 
 class Waiter:
@@ -20,10 +20,10 @@ class Waiter:
         self.sets += 1
 
 
-def line(turns: Turns, count: int, name: bytes = b"n") -> list[Waiter]:
+def line(queues: WaitQueues, count: int, name: bytes = b"n") -> list[Waiter]:
     waiters = [Waiter() for _ in range(count)]
     for waiter in waiters:
-        turns.join(name, waiter)
+        queues.join(name, waiter)
     return waiters
 
 
@@ -32,50 +32,50 @@ def sets(waiters: list[Waiter]) -> list[int]:
 
 
 def test_waiters_get_their_turns_in_order() -> None:
-    turns = Turns()
-    waiters = line(turns, 3)
+    queues = WaitQueues()
+    waiters = line(queues, 3)
     for number, waiter in enumerate(waiters):
-        assert [turns.is_first(b"n", each) for each in waiters[number:]] == [True] + [False] * (2 - number)
-        turns.leave(b"n", waiter)
+        assert [queues.is_first(b"n", each) for each in waiters[number:]] == [True] + [False] * (2 - number)
+        queues.leave(b"n", waiter)
     assert sets(waiters) == [0, 1, 1]
-    assert turns._queues == {}
+    assert queues._queues == {}
 
 
 def test_a_waiter_that_leaves_from_the_middle_wakes_no_other() -> None:
-    turns = Turns()
-    waiters = line(turns, 3)
-    turns.leave(b"n", waiters[1])
-    turns.leave(b"n", waiters[2])
+    queues = WaitQueues()
+    waiters = line(queues, 3)
+    queues.leave(b"n", waiters[1])
+    queues.leave(b"n", waiters[2])
     assert sets(waiters) == [0, 0, 0]
-    assert turns.is_first(b"n", waiters[0])
+    assert queues.is_first(b"n", waiters[0])
 
 
 def test_a_release_wakes_the_first_waiter_of_that_name() -> None:
-    turns = Turns()
-    waiters, others = line(turns, 2), line(turns, 2, b"m")
-    turns.wake(b"n")
-    turns.wake(b"nobody waits for it")
+    queues = WaitQueues()
+    waiters, others = line(queues, 2), line(queues, 2, b"m")
+    queues.wake(b"n")
+    queues.wake(b"nobody waits for it")
     assert (sets(waiters), sets(others)) == ([1, 0], [0, 0])
 
 
 def test_a_queue_exists_as_long_as_it_has_waiters() -> None:
-    turns = Turns()
+    queues = WaitQueues()
     first = Waiter()
-    queue = turns.join(b"n", first)
+    queue = queues.join(b"n", first)
     second = Waiter()
-    assert turns.join(b"n", second) is queue
-    assert turns.join(b"m", Waiter()) is not queue
-    turns.leave(b"n", first)
-    turns.leave(b"n", second)
-    assert turns.join(b"n", first) is not queue
+    assert queues.join(b"n", second) is queue
+    assert queues.join(b"m", Waiter()) is not queue
+    queues.leave(b"n", first)
+    queues.leave(b"n", second)
+    assert queues.join(b"n", first) is not queue
 
 
 def test_leaving_without_having_joined_does_nothing() -> None:
-    turns = Turns()
-    turns.leave(b"n", Waiter())
-    waiters = line(turns, 2)
-    turns.leave(b"n", Waiter())
-    assert turns.is_first(b"n", waiters[0])
+    queues = WaitQueues()
+    queues.leave(b"n", Waiter())
+    waiters = line(queues, 2)
+    queues.leave(b"n", Waiter())
+    assert queues.is_first(b"n", waiters[0])
 
 
 class Interrupted:
@@ -100,11 +100,11 @@ class Interrupted:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_an_interrupted_leave_removes_the_waiter(late: bool) -> None:
-    turns = Turns()
-    waiters = line(turns, 2)
+    queues = WaitQueues()
+    waiters = line(queues, 2)
     lock: Any = Interrupted(late)
-    turns._lock = lock
+    queues._lock = lock
     with pytest.raises(KeyboardInterrupt):
-        turns.leave(b"n", waiters[0])
-    assert turns.is_first(b"n", waiters[1])
+        queues.leave(b"n", waiters[0])
+    assert queues.is_first(b"n", waiters[1])
     assert waiters[1].sets >= 1

@@ -12,7 +12,7 @@ from kit.pump import START_NS as START
 if TYPE_CHECKING:
     from counterd.protocols.sentinel.wire import Response
 
-__all__ = ["MS", "NOBODY", "SECOND", "START", "SWEEP_NS", "TICK", "Connection", "Room", "calls", "rate", "values"]
+__all__ = ["MS", "NOBODY", "SECOND", "START", "SWEEP_NS", "TICK", "Connection", "Rig", "calls", "rate", "values"]
 
 TICK = 1 << 20  # of the wheel: what is over is found no later
 NOBODY = 0  # a client who never goes
@@ -43,7 +43,7 @@ def values(
     return ParamRule("n", flow_id, "values", count, 1, samples, window_ms, encoded)
 
 
-class Room(Pump):
+class Rig(Pump):
     """A store with these rules."""
 
     def __init__(self, *rules: FlowRule | ParamRule, start: int = START, **settings: Any) -> None:
@@ -75,15 +75,15 @@ class Room(Pump):
 class Connection:
     """A session of the store, and the responses that it was sent."""
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
-        self.peer = room.connect()
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.peer = rig.connect()
         self.session = self.peer.session
         self.parser = wire.ResponseParser()
 
     def send(self, *requests: bytes) -> None:
         """Sends without a tick of the store."""
-        self.peer.take(self.session.receive(b"".join(requests), self.room.now_ns))
+        self.peer.take(self.session.receive(b"".join(requests), self.rig.now_ns))
 
     def told(self) -> list[Response]:
         """The responses since the last call."""
@@ -105,11 +105,11 @@ class Connection:
         for _ in range(0, number, 2000):
             self.send(wire.acquire(1, flow_id, 1) * min(2000, number))
             number -= 2000
-            self.room.settle()
+            self.rig.settle()
         responses = self.told()
         assert not any(response.status for response in responses)
         return [response.token_id for response in responses]
 
     def close(self) -> None:
         """Closes the connection without a tick of the store."""
-        self.session.closed(self.room.now_ns)
+        self.session.closed(self.rig.now_ns)

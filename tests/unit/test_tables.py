@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.listing import ROWS, ROWS_MAX, Figure, Table, name_of_bytes, read_parameters
 from counterd.settings import choice, integer
+from counterd.tables import ROWS, ROWS_MAX, Figure, Table, name_of_bytes, read_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click.testing
 import pytest
 
-from counterd.cli.reading import Reads, at_least
+from counterd.cli.options import Reads, at_least
 from counterd.units import seconds
 
 

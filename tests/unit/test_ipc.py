@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from counterd import frames
-from counterd.frames import Frames, frame
+from counterd import ipc
+from counterd.ipc import Frames, frame
 
 BODIES = [b"{}", b"", b'{"id": 1}', b"x" * 70_000]
 
@@ -38,5 +38,5 @@ def test_a_body_that_is_too_long_is_refused() -> None:
     assert len(frame(b"x" * 10, 10)) == 14
     with pytest.raises(ValueError, match="at most 10"):
         frame(b"x" * 11, 10)
-    with pytest.raises(ValueError, match=f"at most {frames.FRAME_MAX}"):
-        frame(bytes(frames.FRAME_MAX + 1))
+    with pytest.raises(ValueError, match=f"at most {ipc.FRAME_MAX}"):
+        frame(bytes(ipc.FRAME_MAX + 1))

@@ -169,7 +169,7 @@ class Cursor:
 
 
 @dataclass
-class View:
+class TopState:
     """All choices of the user."""
 
     interval: float = 1.0

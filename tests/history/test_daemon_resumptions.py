@@ -17,7 +17,7 @@ from counterd.client import Client
 from counterd.errors import NotAvailable
 from history import Recorder, check, load
 from history.counter import NOT_AVAILABLE, OK, Acquire, Get, Release
-from history.stays import Resume
+from history.resumptions import Resume
 from history.takes import TakeModel, prepared
 from history.waiting import mistakes
 from kit.cuts import HOST, Relay

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from counterd.bench.asking import SHOWN, LoadError, Place, asked, bounded, resolve
+from counterd.bench.connection import SHOWN, LoadError, Place, asked, bounded, resolve
 from counterd.bench.plan import Plan
 from counterd.errors import ProtocolError
 from counterd.protocols.counter import wire

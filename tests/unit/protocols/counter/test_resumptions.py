@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from counterd.protocols.counter import wire
-from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Status, Stay
+from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Resumption, Status
 from kit.counters import outputs
 from kit.takes import MS, Desk, Taker
 
@@ -20,18 +20,18 @@ def desk() -> Desk:
 
 def made(**sizes: int) -> Desk:
     desk = Desk(**sizes)
-    desk.store.limit_stays(RESUME_MAX)
+    desk.store.limit_resumptions(RESUME_MAX)
     return desk
 
 
-def ask(taker: Taker, grace_ms: int = GRACE_MS) -> Stay:
+def ask(taker: Taker, grace_ms: int = GRACE_MS) -> Resumption:
     assert taker.status(wire.resume(0, grace_ms)) == Status.NO_ERROR
-    return wire.decode_stay(taker.answers.others[-1].body)
+    return wire.decode_resumption(taker.answers.others[-1].body)
 
 
-def present(taker: Taker, stay: Stay, attempt: int = 0) -> Stay | int:
-    status = taker.status(wire.resume(0, GRACE_MS, stay.token, attempt))
-    return wire.decode_stay(taker.answers.others[-1].body) if status == Status.NO_ERROR else status
+def present(taker: Taker, resumption: Resumption, attempt: int = 0) -> Resumption | int:
+    status = taker.status(wire.resume(0, GRACE_MS, resumption.token, attempt))
+    return wire.decode_resumption(taker.answers.others[-1].body) if status == Status.NO_ERROR else status
 
 
 def held(taker: Taker, name: bytes) -> int:
@@ -69,15 +69,15 @@ def test_holdings_stay_for_the_grace_time(desk: Desk) -> None:
 
 def test_another_connection_resumes_the_holdings(desk: Desk) -> None:
     one, other = desk.some(2)
-    stay = ask(one)
+    resumption = ask(one)
     assert one.acquire(b"p", 2, 3) == Status.NO_ERROR
     opaque = one.take(Rate(b"r", 3, 10, 3_600_000_000, 10, OnDeath.CHARGED), Permit(b"q", 1, 1))
     before = desk.store.leases(9)
     one.close()
     desk.wait(GRACE_MS - 1)
-    after = present(other, stay)
-    assert isinstance(after, Stay)
-    assert after.token != stay.token
+    after = present(other, resumption)
+    assert isinstance(after, Resumption)
+    assert after.token != resumption.token
     assert desk.store.leases(9) == before, "the numbers of its connection and the ages are the same"
     assert figures(desk) == (0, 0, 1, 0)
     desk.wait(2 * GRACE_MS)
@@ -90,12 +90,12 @@ def test_another_connection_resumes_the_holdings(desk: Desk) -> None:
 
 def test_a_connection_with_charges_to_settle_is_kept(desk: Desk) -> None:
     one, other, third = desk.some(3)
-    stay = ask(one)
+    resumption = ask(one)
     rate = Rate(b"r", 3, 3, 3_600_000_000, 3, OnDeath.REFUNDED)
     opaque = one.take(rate)
     one.close()
     assert not third.has(third.take(rate)), "nothing is refunded yet"
-    assert isinstance(present(other, stay), Stay)
+    assert isinstance(present(other, resumption), Resumption)
     assert settle(other, one, opaque) == Status.NO_ERROR
     again = ask(other)
     assert other.has(other.take(rate._replace(amount=1)))
@@ -111,14 +111,14 @@ def test_a_token_is_good_for_one_client(desk: Desk) -> None:
     assert one.acquire(b"p") == Status.NO_ERROR
     one.close()
     second = present(other, first, 7)
-    assert isinstance(second, Stay)
+    assert isinstance(second, Resumption)
     assert present(third, first, 8 + 65536) == Status.NOT_FOUND
-    third_stay = present(third, first, 8)
-    assert isinstance(third_stay, Stay), "the reply may have been lost"
+    third_resumption = present(third, first, 8)
+    assert isinstance(third_resumption, Resumption), "the reply may have been lost"
     assert (held(third, b"p"), held(other, b"p")) == (1, 0)
     assert present(fourth, second, 7) == Status.NOT_FOUND
     third.close()
-    assert isinstance(present(fourth, third_stay, 9), Stay)
+    assert isinstance(present(fourth, third_resumption, 9), Resumption)
     assert present(other, first, 7) == Status.NOT_FOUND
     assert fourth.release(b"p") == Status.NO_ERROR
 
@@ -126,16 +126,16 @@ def test_a_token_is_good_for_one_client(desk: Desk) -> None:
 @pytest.mark.parametrize("attempt", [6, 7])
 def test_a_late_resume_of_an_old_connection_is_refused(desk: Desk, attempt: int) -> None:
     """The client has abandoned the connection on which it presented its token first."""
-    one, late, heir = desk.some(3)
+    one, late, successor = desk.some(3)
     first = ask(one)
     assert one.acquire(b"p") == Status.NO_ERROR
     one.close()
-    second = present(heir, first, 7)
-    assert isinstance(second, Stay)
+    second = present(successor, first, 7)
+    assert isinstance(second, Resumption)
     assert present(late, first, attempt) == Status.NOT_FOUND
-    assert held(heir, b"p") == 1
-    heir.close()
-    assert isinstance(present(late, second), Stay)
+    assert held(successor, b"p") == 1
+    successor.close()
+    assert isinstance(present(late, second), Resumption)
 
 
 def test_a_client_may_resume_again_after_a_lost_reply(desk: Desk) -> None:
@@ -143,28 +143,28 @@ def test_a_client_may_resume_again_after_a_lost_reply(desk: Desk) -> None:
     first = ask(one)
     assert one.acquire(b"p") == Status.NO_ERROR
     one.close()
-    assert isinstance(present(other, first, 7), Stay)
+    assert isinstance(present(other, first, 7), Resumption)
     other.close()
     desk.wait(GRACE_MS - 1)
-    assert isinstance(present(third, first, 8), Stay)
+    assert isinstance(present(third, first, 8), Resumption)
     assert held(third, b"p") == 1
 
 
 def test_a_new_token_replaces_the_old_one(desk: Desk) -> None:
     one, other = desk.some(2)
     first, second = ask(one), ask(one, 2**32 - 1)
-    assert second == Stay(second.token, RESUME_MAX * 1000)
+    assert second == Resumption(second.token, RESUME_MAX * 1000)
     assert one.acquire(b"p") == Status.NO_ERROR
     one.close()
     assert present(other, first) == Status.NOT_FOUND
-    assert isinstance(present(other, second), Stay)
+    assert isinstance(present(other, second), Resumption)
 
 
 def test_invalid_tokens_are_refused(desk: Desk) -> None:
     one, other = desk.some(2)
-    stay = ask(one)
+    resumption = ask(one)
     assert one.acquire(b"p") == Status.NO_ERROR
-    number, secret = stay.token[:4], stay.token[4:]
+    number, secret = resumption.token[:4], resumption.token[4:]
     wrong = [
         b"\0" * 12,
         number + bytes(8),
@@ -174,11 +174,11 @@ def test_invalid_tokens_are_refused(desk: Desk) -> None:
         secret + number,
     ]
     for token in wrong:
-        assert present(other, Stay(token, 0)) == Status.NOT_FOUND
+        assert present(other, Resumption(token, 0)) == Status.NOT_FOUND
     for bit in range(64):
         flipped = int.from_bytes(secret, "big") ^ 1 << bit
-        assert present(other, Stay(number + flipped.to_bytes(8, "big"), 0)) == Status.NOT_FOUND
-    assert isinstance(present(other, stay), Stay)
+        assert present(other, Resumption(number + flipped.to_bytes(8, "big"), 0)) == Status.NOT_FOUND
+    assert isinstance(present(other, resumption), Resumption)
 
 
 @pytest.mark.parametrize(
@@ -191,43 +191,43 @@ def test_invalid_resume_requests_are_refused(desk: Desk, body: bytes) -> None:
 
 def test_a_connection_with_holdings_cannot_resume_another(desk: Desk) -> None:
     one, other, third = desk.some(3)
-    stay = ask(one)
-    assert present(one, stay) == Status.INVALID_ARGUMENTS, "it is its own"
+    resumption = ask(one)
+    assert present(one, resumption) == Status.INVALID_ARGUMENTS, "it is its own"
     assert one.acquire(b"p") == Status.NO_ERROR
     assert other.acquire(b"q") == Status.NO_ERROR
-    assert present(other, stay) == Status.INVALID_ARGUMENTS
+    assert present(other, resumption) == Status.INVALID_ARGUMENTS
     assert other.release(b"q") == Status.NO_ERROR
     waiting = other.take(Permit(b"p", 1, 1), wait_ms=1000)
-    assert present(other, stay) == Status.INVALID_ARGUMENTS
+    assert present(other, resumption) == Status.INVALID_ARGUMENTS
     assert other.cancel(waiting) == Status.NO_ERROR
     charged = other.take(Rate(b"r", 1, 1, 1_000_000, 1, OnDeath.CHARGED))
-    assert present(other, stay) == Status.INVALID_ARGUMENTS
+    assert present(other, resumption) == Status.INVALID_ARGUMENTS
     assert other.settle(charged, b"r", 1) == Status.NO_ERROR
-    assert isinstance(present(other, stay), Stay)
+    assert isinstance(present(other, resumption), Resumption)
     assert present(third, ask(other)), "third has nothing"
 
 
 def test_resume_without_a_grace_time_gives_no_token() -> None:
     desk = made()
     one, other, third = desk.some(3)
-    stay = ask(one)
+    resumption = ask(one)
     assert one.acquire(b"p") == other.acquire(b"q") == Status.NO_ERROR
     kept = ask(other)
     other.close()
-    desk.store.limit_stays(0)
+    desk.store.limit_resumptions(0)
     assert third.status(wire.resume(0, 1)) == Status.RESOURCE_NOT_AVAILABLE
-    assert present(third, stay) == present(third, kept) == Status.RESOURCE_NOT_AVAILABLE
+    assert present(third, resumption) == present(third, kept) == Status.RESOURCE_NOT_AVAILABLE
     one.close()
     assert figures(desk)[:2] == (1, 1), "the grace time that has begun goes on, and no other begins"
-    desk.store.limit_stays(1)
-    assert isinstance(present(third, kept), Stay)
+    desk.store.limit_resumptions(1)
+    assert isinstance(present(third, kept), Resumption)
 
 
 def test_a_smaller_maximum_applies_from_the_next_end_on(desk: Desk) -> None:
     (one,) = desk.some(1)
     assert ask(one).grace_ms == GRACE_MS
     assert one.acquire(b"p") == Status.NO_ERROR
-    desk.store.limit_stays(1)
+    desk.store.limit_resumptions(1)
     one.close()
     desk.wait(1002)
     assert figures(desk) == (0, 0, 0, 1)
@@ -252,13 +252,13 @@ def test_at_most_half_of_the_holdings_are_kept() -> None:
 
 def test_resuming_an_open_connection_takes_its_holdings(desk: Desk) -> None:
     one, other, third = desk.some(3)
-    stay = ask(one)
+    resumption = ask(one)
     assert one.acquire(b"p", 1, 1) == Status.NO_ERROR
     waiting = one.take(Permit(b"q", 1, 1), wait_ms=1000)
     assert one.has(waiting)
     assert third.acquire(b"s") == Status.NO_ERROR
     waiting = one.take(Permit(b"s", 1, 1), wait_ms=1000)
-    assert isinstance(present(other, stay), Stay)
+    assert isinstance(present(other, resumption), Resumption)
     assert one.of(waiting) == Status.CANCELLED
     assert one.session.awaited == 0
     assert one.release(b"p") == Status.NOT_ACQUIRED
@@ -295,12 +295,12 @@ def crowd(taker: Taker) -> None:
 def test_a_connection_with_very_many_takes_is_resumed(ends: bool) -> None:
     desk = made(waiters=WAITING)
     one, other, third = desk.some(3)
-    stay = ask(one)
+    resumption = ask(one)
     assert third.acquire(b"w") == one.acquire(b"p") == Status.NO_ERROR
     crowd(one)
     if ends:
         one.session.closed(desk.pump.now_ns)
-    assert other.session.receive(wire.resume(0, 1, stay.token), desk.pump.now_ns) == b""
+    assert other.session.receive(wire.resume(0, 1, resumption.token), desk.pump.now_ns) == b""
     turns = 0
     while not (said := other.session.take_output(desk.pump.now_ns)):
         turns += 1
@@ -329,13 +329,13 @@ def test_a_garbage_collected_session_can_be_resumed(desk: Desk) -> None:
     """Its end is noticed at the next tick. Until then, a Resume with its token waits."""
     one = Taker(desk.pump.connect())
     other, third = desk.some(2)
-    stay = ask(one)
+    resumption = ask(one)
     assert one.acquire(b"p") == Status.NO_ERROR
     one.session.owner = None
     del one
     desk.pump.settle()
     assert figures(desk)[:2] == (1, 1)
-    assert isinstance(present(other, stay), Stay)
+    assert isinstance(present(other, resumption), Resumption)
     assert third.acquire(b"p") == Status.RESOURCE_NOT_AVAILABLE
 
 
@@ -352,7 +352,7 @@ def test_an_evicted_connection_has_no_grace_time(desk: Desk) -> None:
 
 def test_evicting_a_connection_ends_its_grace_time(desk: Desk) -> None:
     one, other = desk.some(2)
-    stay = ask(one)
+    resumption = ask(one)
     number = one.session.number
     assert one.acquire(b"p") == Status.NO_ERROR
     one.close()
@@ -361,12 +361,12 @@ def test_evicting_a_connection_ends_its_grace_time(desk: Desk) -> None:
     desk.wait(3)
     assert desk.store.about(number) == ("", None)
     assert (desk.store.held(), figures(desk)) == (0, (0, 0, 0, 1))
-    assert present(other, stay) == Status.NOT_FOUND
+    assert present(other, resumption) == Status.NOT_FOUND
 
 
 def test_a_drain_ends_all_grace_times(desk: Desk) -> None:
     one, other, third = desk.some(3)
-    stay = ask(one)
+    resumption = ask(one)
     late = ask(other)
     assert one.acquire(b"p") == other.acquire(b"q") == third.acquire(b"r") == Status.NO_ERROR
     one.close()
@@ -377,7 +377,7 @@ def test_a_drain_ends_all_grace_times(desk: Desk) -> None:
     other.close()
     assert desk.store.held() == 1
     fourth = desk.taker()
-    for request in (wire.resume(0, 1), wire.resume(0, 1, stay.token), wire.resume(0, 1, late.token)):
+    for request in (wire.resume(0, 1), wire.resume(0, 1, resumption.token), wire.resume(0, 1, late.token)):
         assert fourth.status(request) == Status.RESOURCE_NOT_AVAILABLE
         assert fourth.answers.others[-1].body == b"Draining"
 
@@ -387,7 +387,7 @@ def test_a_drain_ends_all_grace_times(desk: Desk) -> None:
 
 def test_goodbye_gives_everything_back(desk: Desk) -> None:
     one, other = desk.some(2)
-    stay = ask(one)
+    resumption = ask(one)
     refunded = Rate(b"r", 3, 3, 3_600_000_000, 3, OnDeath.REFUNDED)
     assert one.status(wire.who(0, "me")) == one.acquire(b"p") == Status.NO_ERROR
     assert one.has(one.take(refunded, Permit(b"q", 2, 2)))
@@ -397,7 +397,7 @@ def test_goodbye_gives_everything_back(desk: Desk) -> None:
     assert one.of(waiting) == Status.CANCELLED
     assert (one.session.awaited, desk.store.snapshot()["charges"], desk.store.held()) == (0, 0, 1)
     assert other.has(other.take(refunded, Permit(b"q", 2, 2), Permit(b"p", 1, 1)))
-    assert present(desk.taker(), stay) == Status.NOT_FOUND
+    assert present(desk.taker(), resumption) == Status.NOT_FOUND
     assert desk.store.about(one.session.number)[0] == "me"
     assert one.acquire(b"t") == Status.NO_ERROR, "it goes on"
     one.close()
@@ -464,15 +464,15 @@ def test_invalid_names_of_connections_are_refused(desk: Desk, name: bytes) -> No
 
 def test_names_when_a_connection_is_resumed(desk: Desk) -> None:
     one, other, third = desk.some(3)
-    stay = ask(one)
+    resumption = ask(one)
     assert one.status(wire.who(0, "one")) == one.acquire(b"p") == Status.NO_ERROR
-    stay = present(other, stay)
-    assert isinstance(stay, Stay)
+    resumption = present(other, resumption)
+    assert isinstance(resumption, Resumption)
     assert [desk.store.about(taker.session.number)[0] for taker in (one, other)] == ["one", "one"]
     other.close()
     assert desk.store.about(desk.store.leases(1)[0][0])[0] == "one", "also in the grace time"
     assert third.status(wire.who(0, "third")) == Status.NO_ERROR
-    assert isinstance(present(third, stay), Stay)
+    assert isinstance(present(third, resumption), Resumption)
     assert [desk.store.about(taker.session.number)[0] for taker in (one, third)] == ["one", "third"]
 
 
@@ -505,12 +505,12 @@ def test_requests_cut_in_two_get_the_same_replies() -> None:
 
 def test_outcomes_are_counted(desk: Desk) -> None:
     one, other = desk.some(2)
-    stay = ask(one)
+    resumption = ask(one)
     one.status(wire.who(0, "a"))
     one.status(wire.frame(wire.Opcode.WHO, 0, b"\0"))
-    present(other, Stay(bytes(12), 0))
+    present(other, Resumption(bytes(12), 0))
     assert one.acquire(b"p") == Status.NO_ERROR
-    present(other, stay)
+    present(other, resumption)
     held(other, b"p")
     other.status(wire.goodbye(0))
     found = {(name, status): count for name, status, count in desk.store.outcomes()}

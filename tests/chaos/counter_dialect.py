@@ -1,4 +1,5 @@
-"""The requests of the chaos clients in the counter room: Acquires, Releases, and Takes that wait for several at once.
+"""The requests of the chaos clients in the counter protocol: Acquires, Releases, and Takes that wait for several at
+once.
 
 Some connections have tokens. When one has ended, or is left open and not read any more, another one of its process
 presents its token, soon or after its grace time, or never.
@@ -9,10 +10,10 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from chaos.room import GARBAGE, LENT, MORE, PIPELINE, Asked, sign_of_life
+from chaos.dialect import GARBAGE, LENT, MORE, PIPELINE, Asked, sign_of_life
 from counterd.errors import ProtocolError
 from counterd.protocols.counter import wire
-from history import counter, stays, takers, takes
+from history import counter, resumptions, takers, takes
 
 if TYPE_CHECKING:
     import random
@@ -55,7 +56,7 @@ class Resumable(NamedTuple):
     tries: int = 0
 
 
-class CounterRoom:
+class CounterDialect:
     """Makes Acquires, Releases, queries and Takes, and records what it was granted.
 
     waits: opaques of unanswered Takes. charges: number of a grant, and a rate of it. token: its own, or b"". presents:
@@ -122,13 +123,13 @@ class CounterRoom:
         if dice < 0.6 and not self.token and not self.filled:
             return self._resume()
         if dice < 0.65:
-            return stays.Goodbye(), wire.goodbye(self._opaque())
+            return resumptions.Goodbye(), wire.goodbye(self._opaque())
         name = self.chance.choice([*(name for name, amount in self.held.items() if amount), *HOT])
-        return stays.Held(name), wire.held(self._opaque(), name)
+        return resumptions.Held(name), wire.held(self._opaque(), name)
 
     def _resume(self) -> Asked:
         """Requests a token, or presents one."""
-        call = stays.Resume(self.chance.choice(GRACES_MS))
+        call = resumptions.Resume(self.chance.choice(GRACES_MS))
         if self.presents is None:
             return call, takers.request(self._opaque(), call)
         self.presents = self.presents._replace(tries=self.presents.tries + 1)
@@ -174,7 +175,7 @@ class CounterRoom:
         self.filling = FILL_STEPS_MAX
         self.filled = True
         self.to_begin = []
-        return [(stays.Goodbye(), wire.goodbye(self._opaque()))]
+        return [(resumptions.Goodbye(), wire.goodbye(self._opaque()))]
 
     def garbage(self) -> bytes:
         """Bytes that are no request: the first byte is wrong, or a length is."""
@@ -264,11 +265,11 @@ class CounterRoom:
             self.filling = 0
         if answer.status == wire.Status.NO_ERROR and isinstance(call, counter.Acquire | counter.Release):
             self.held[call.name] += call.resources if isinstance(call, counter.Acquire) else -call.resources
-        if isinstance(call, stays.Held) and answer.status == wire.Status.NO_ERROR:
+        if isinstance(call, resumptions.Held) and answer.status == wire.Status.NO_ERROR:
             self.held[call.name] = wire.decode_consumption(answer.body)
-        elif isinstance(call, stays.Resume):
+        elif isinstance(call, resumptions.Resume):
             self._resumed(answer)
-        elif isinstance(call, stays.Goodbye):
+        elif isinstance(call, resumptions.Goodbye):
             self.token = b""
             self.held.clear()
             self.charges.clear()
@@ -279,7 +280,7 @@ class CounterRoom:
         """After a Resume. Releases the sign of life of the old connection, which shows that it has ended."""
         old, self.presents = self.presents, None
         if answer.status == wire.Status.NO_ERROR:
-            self.token = wire.decode_stay(answer.body).token
+            self.token = wire.decode_resumption(answer.body).token
         if old is None:
             return
         self.to_begin = [self._sign()]

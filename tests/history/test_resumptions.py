@@ -10,7 +10,7 @@ import pytest
 
 from counterd.protocols.counter.wire import OnDeath
 from history import Closed, Operation, check
-from history.stays import Goodbye, Held, Lines, Resume
+from history.resumptions import Goodbye, Held, Lines, Resume
 from history.takers import GRACES_MS, LATE_NS, Crowd, TakeEngine, TakeTable, take_calls
 from history.takes import NS_PER_MS as MS
 from history.takes import Acquire, Get, Release, Settle, Take, TakeModel, prepared

@@ -8,8 +8,8 @@ Answers to Resume are (status, milliseconds); `old` is the connection whose toke
 presents the same token again, with the same number of the attempt, on a third connection. A client does nothing more
 with a connection whose token it presents.
 
-`mistakes_of_stays` finds, without a search: a token that was valid twice, too long, or after a Goodbye; one that was
-not valid any more although its grace time was not over; a Goodbye that left a Take waiting.
+`mistakes_of_resumptions` finds, without a search: a token that was valid twice, too long, or after a Goodbye; one that
+was not valid any more although its grace time was not over; a Goodbye that left a Take waiting.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def grace_of(calls: Sequence[Operation]) -> Grace:
     return Grace(least, most)
 
 
-def mistakes_of_stays(operations: Iterable[Operation], *, late_ns: int) -> Iterator[str]:
+def mistakes_of_resumptions(operations: Iterable[Operation], *, late_ns: int) -> Iterator[str]:
     """Complaints about tokens, grace times and Goodbyes, as text for people."""
     lines = Lines(operations)
     for old, presented in lines.presented.items():

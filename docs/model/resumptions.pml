@@ -1,5 +1,5 @@
 /*
- * Connections of the counter room's engine that are resumed (src/counterd/protocols/counter/_stays.pxd, _session.pyx and
+ * Connections of the counter protocol's engine that are resumed (protocols/counter/_resumptions.pxd, _session.pyx and
  * _store.pyx), for spin.
  *
  * One client has a token, loses its connection at any moment, and presents the token on another one. What it sent before
@@ -88,7 +88,7 @@ inline check() {
 /* ---- the engine: as the functions of these names ---- */
 
 /* Returns in found: the number whose connection a token is of; NOBODY = none. */
-inline stay_find(_token, _attempt) {
+inline token_find(_token, _attempt) {
     found = NOBODY;
     for (i : 0 .. NUMBERS - 1) {
         if
@@ -104,7 +104,7 @@ inline stay_find(_token, _attempt) {
     }
 }
 
-inline stay_ask(_number, _former, _attempt) {
+inline token_issue(_number, _former, _attempt) {
     made++;
     number[_number].secret = made;
     number[_number].former = _former;
@@ -147,12 +147,12 @@ inline exchange(_socket, _number) {
 }
 
 inline resume_decide(_socket) {
-    stay_find(socket[_socket].token, socket[_socket].attempt);
+    token_find(socket[_socket].token, socket[_socket].attempt);
     if
     :: found == NOBODY || made >= SECRETS -> socket[_socket].reply = REFUSED
     :: else ->
         exchange(_socket, found);
-        stay_ask(found, socket[_socket].token, socket[_socket].attempt);
+        token_issue(found, socket[_socket].token, socket[_socket].attempt);
         socket[_socket].reply = DONE;
         socket[_socket].made = number[found].secret;
         socket[_socket].told = number[found].held
@@ -177,7 +177,7 @@ inline execute(_socket) {
     socket[_socket].reply = DONE;
     if
     :: socket[_socket].message == ASK ->
-        stay_ask(own, 0, 0);
+        token_issue(own, 0, 0);
         socket[_socket].made = number[own].secret
     :: socket[_socket].message == RESUME -> resume_decide(_socket)
     :: socket[_socket].message == ACQUIRE ->

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterd.documents import PROBLEMS_MAX, DocumentError, Members, Problems, read_document
+from counterd.json_documents import PROBLEMS_MAX, DocumentError, Members, Problems, read_document
 
 
 def problems(text: bytes | str) -> tuple[str, ...]:

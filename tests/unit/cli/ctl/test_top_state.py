@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from counterd.cli.ctl.admin import Table
-from counterd.cli.ctl.view import (
+from counterd.cli.ctl.top_state import (
     CONNECTIONS,
     COUNTERS,
     HOLDERS,
@@ -18,7 +18,7 @@ from counterd.cli.ctl.view import (
     Cursor,
     Keys,
     Order,
-    View,
+    TopState,
     share,
 )
 
@@ -119,11 +119,11 @@ def test_a_lone_escape_is_a_key() -> None:
     assert keys.feed(b"C") == ["right"]
 
 
-def pressed(*keys: str) -> View:
-    view = View()
+def pressed(*keys: str) -> TopState:
+    state = TopState()
     for key in keys:
-        view.press(key)
-    return view
+        state.press(key)
+    return state
 
 
 def test_the_sort_is_chosen() -> None:
@@ -135,14 +135,14 @@ def test_the_sort_is_chosen() -> None:
 
 
 def test_the_filter_is_typed() -> None:
-    view = pressed("/", "d", "q", "backspace", "b")
-    assert (view.typed, view.order.filter, view.listed().filter) == ("db", "", "db")
-    assert not view.quits
-    view.press("enter")
-    assert (view.typed, view.order.filter) == (None, "db")
+    state = pressed("/", "d", "q", "backspace", "b")
+    assert (state.typed, state.order.filter, state.listed().filter) == ("db", "", "db")
+    assert not state.quits
+    state.press("enter")
+    assert (state.typed, state.order.filter) == (None, "db")
     for key in ("/", "x", "right", "escape"):
-        view.press(key)
-    assert (view.typed, view.order.filter, view.order.sort) == (None, "db", "in use")
+        state.press(key)
+    assert (state.typed, state.order.filter, state.order.sort) == (None, "db", "in use")
 
 
 def test_the_interval_has_steps() -> None:
@@ -150,9 +150,9 @@ def test_the_interval_has_steps() -> None:
     assert pressed("-").interval == 0.5
     assert pressed(*"-" * 20).interval == INTERVALS_S[0]
     assert pressed(*"+" * 20).interval == INTERVALS_S[-1]
-    view = View(interval=1.5)
-    view.press("-")
-    assert view.interval == 1.0
+    state = TopState(interval=1.5)
+    state.press("-")
+    assert state.interval == 1.0
 
 
 def test_pause_help_and_quit() -> None:
@@ -160,8 +160,8 @@ def test_pause_help_and_quit() -> None:
     assert not pressed(" ", " ").paused
     assert pressed("h").helping
     assert pressed("?").helping
-    view = pressed("h", "q")
-    assert (view.helping, view.quits) == (False, False)
+    state = pressed("h", "q")
+    assert (state.helping, state.quits) == (False, False)
     assert pressed("q").quits
 
 
@@ -222,112 +222,112 @@ def test_a_cursor_moves_by_pages_and_to_the_ends() -> None:
     assert cursor.on == b"1"
 
 
-def on(view: View, row: bytes | str) -> View:
-    view.cursor.settle([row], 5)
-    return view
+def on(state: TopState, row: bytes | str) -> TopState:
+    state.cursor.settle([row], 5)
+    return state
 
 
 def test_keys_change_the_page() -> None:
-    view = pressed("tab")
-    assert view.page == CONNECTIONS
-    view.press("tab")
-    assert view.page == COUNTERS
-    view.press("enter")
-    assert view.page == COUNTERS, "there is nothing under the cursor"
-    on(view, b"db").press("enter")
-    assert (view.page, view.name) == (HOLDERS, b"db")
+    state = pressed("tab")
+    assert state.page == CONNECTIONS
+    state.press("tab")
+    assert state.page == COUNTERS
+    state.press("enter")
+    assert state.page == COUNTERS, "there is nothing under the cursor"
+    on(state, b"db").press("enter")
+    assert (state.page, state.name) == (HOLDERS, b"db")
     for key in ("escape", "left", "backspace"):
         assert pressed("tab", key).page == COUNTERS
-    on(view, "").press("enter")
-    assert view.page == HOLDERS, "a holding that is being given back has no connection"
-    on(view, "counter-1-2").press("enter")
-    assert (view.page, view.name) == (HOLDINGS, b"counter-1-2")
-    on(view, "a name").press("enter")
-    assert view.page == HOLDINGS
-    view.press("k")
-    assert view.doomed == "counter-1-2"
-    view.press("n")
-    view.press("tab")
-    assert (view.page, view.name) == (CONNECTIONS, b"")
-    on(view, "counter-1-2").press("enter")
-    assert view.page == HOLDINGS
-    view.press("escape")
-    assert (view.page, view.name) == (COUNTERS, b"")
+    on(state, "").press("enter")
+    assert state.page == HOLDERS, "a holding that is being given back has no connection"
+    on(state, "counter-1-2").press("enter")
+    assert (state.page, state.name) == (HOLDINGS, b"counter-1-2")
+    on(state, "a name").press("enter")
+    assert state.page == HOLDINGS
+    state.press("k")
+    assert state.doomed == "counter-1-2"
+    state.press("n")
+    state.press("tab")
+    assert (state.page, state.name) == (CONNECTIONS, b"")
+    on(state, "counter-1-2").press("enter")
+    assert state.page == HOLDINGS
+    state.press("escape")
+    assert (state.page, state.name) == (COUNTERS, b"")
 
 
 def test_keys_show_the_waiters() -> None:
-    view = pressed("w")
-    assert view.page == COUNTERS, "there is nothing under the cursor"
-    on(view, b"db").press("w")
-    assert (view.page, view.name) == (QUEUE, b"db")
-    view.press("w")
-    assert (view.page, view.name) == (HOLDERS, b"db")
-    view.press("w")
-    on(view, "counter-1-2").press("k")
-    assert view.doomed == "counter-1-2"
-    view.press("n")
-    view.press("enter")
-    assert (view.page, view.name) == (HOLDINGS, b"counter-1-2")
-    view.press("w")
-    assert (view.page, view.name) == (WAITS, b"counter-1-2")
-    on(view, "a name").press("k")
-    assert view.doomed == "counter-1-2"
-    view.press("n")
-    view.press("w")
-    assert view.page == HOLDINGS
+    state = pressed("w")
+    assert state.page == COUNTERS, "there is nothing under the cursor"
+    on(state, b"db").press("w")
+    assert (state.page, state.name) == (QUEUE, b"db")
+    state.press("w")
+    assert (state.page, state.name) == (HOLDERS, b"db")
+    state.press("w")
+    on(state, "counter-1-2").press("k")
+    assert state.doomed == "counter-1-2"
+    state.press("n")
+    state.press("enter")
+    assert (state.page, state.name) == (HOLDINGS, b"counter-1-2")
+    state.press("w")
+    assert (state.page, state.name) == (WAITS, b"counter-1-2")
+    on(state, "a name").press("k")
+    assert state.doomed == "counter-1-2"
+    state.press("n")
+    state.press("w")
+    assert state.page == HOLDINGS
     assert pressed("tab", "w").page == CONNECTIONS
 
 
 def test_tables_of_other_protocols_are_pages_with_an_order() -> None:
-    view = pressed("tab")
-    view.tables = (
+    state = pressed("tab")
+    state.tables = (
         Table("keys", "one", [], ["value", "ttl"], []),
         Table("tubes", "two", [], ["ready", "oldest", "buried"], []),
     )
     pages = []
     for _ in range(4):
-        view.press("tab")
-        pages.append((view.page, view.name))
+        state.press("tab")
+        pages.append((state.page, state.name))
     assert pages == [("keys", b"value"), ("tubes", b"ready"), (COUNTERS, b""), (CONNECTIONS, b"")]
-    assert view.table is None
-    view.press("tab")
-    view.press("tab")
-    assert view.table is view.tables[1]
+    assert state.table is None
+    state.press("tab")
+    state.press("tab")
+    assert state.table is state.tables[1]
     orders = []
     for key in ("s", "right", "s", "left", "k", "enter", "r"):
-        view.press(key)
-        orders.append(view.name)
+        state.press(key)
+        orders.append(state.name)
     assert orders == [b"oldest", b"buried", b"ready", b"buried", b"buried", b"buried", b"buried"]
-    assert (view.page, view.doomed) == ("tubes", "")
-    on(view, "a row").press("s")
-    assert view.cursor.rows == (), "whoever sorts sees the first rows"
-    view.press("escape")
-    assert (view.page, view.name) == (COUNTERS, b"")
+    assert (state.page, state.doomed) == ("tubes", "")
+    on(state, "a row").press("s")
+    assert state.cursor.rows == (), "whoever sorts sees the first rows"
+    state.press("escape")
+    assert (state.page, state.name) == (COUNTERS, b"")
 
 
 def test_a_kill_is_confirmed_with_a_key() -> None:
-    view = on(pressed("tab"), "counter-1-2")
-    view.press("k")
-    assert (view.doomed, view.kills) == ("counter-1-2", [])
-    view.press("q")
-    assert (view.doomed, view.kills, view.quits) == ("", [], False)
-    view.press("k")
-    view.press("y")
-    assert (view.doomed, view.kills) == ("", ["counter-1-2"])
-    on(view, "").press("k")
-    assert view.doomed == "", "a holding that is being given back has no connection"
-    view = on(pressed(), b"db")
-    view.press("k")
-    assert (view.doomed, "Enter" in view.note) == ("", True)
-    view.press("r")
-    assert view.note == ""
+    state = on(pressed("tab"), "counter-1-2")
+    state.press("k")
+    assert (state.doomed, state.kills) == ("counter-1-2", [])
+    state.press("q")
+    assert (state.doomed, state.kills, state.quits) == ("", [], False)
+    state.press("k")
+    state.press("y")
+    assert (state.doomed, state.kills) == ("", ["counter-1-2"])
+    on(state, "").press("k")
+    assert state.doomed == "", "a holding that is being given back has no connection"
+    state = on(pressed(), b"db")
+    state.press("k")
+    assert (state.doomed, "Enter" in state.note) == ("", True)
+    state.press("r")
+    assert state.note == ""
 
 
 def test_sorting_shows_the_first_rows() -> None:
     for key in ("s", "r"):
-        view = pressed()
-        view.cursor.settle([b"a", b"b"], 5)
-        view.press("down")
-        assert view.cursor.follows
-        view.press(key)
-        assert (view.cursor.index, view.cursor.follows) == (0, False)
+        state = pressed()
+        state.cursor.settle([b"a", b"b"], 5)
+        state.press("down")
+        assert state.cursor.follows
+        state.press(key)
+        assert (state.cursor.index, state.cursor.follows) == (0, False)

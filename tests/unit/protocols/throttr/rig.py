@@ -19,7 +19,7 @@ KEY_COST, BLOCK = 112, 64
 KEY = bytes(range(16))
 
 
-class Room:
+class Rig:
     """A store that is driven as net would: its ticks run when they are due, and sessions with more output are asked
     again.
     """
@@ -70,17 +70,17 @@ class Room:
 class Connection:
     """A session of the store, and the data that it was sent. deaf: its peer reads nothing."""
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
-        self.session = room.store.session(room.now)
-        self.parser = Parser(room.encoder.size)
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.session = rig.store.session(rig.now)
+        self.parser = Parser(rig.encoder.size)
         self.received: list[Reply | Event] = []
         self.deaf = False
 
     def send(self, *requests: Request[Any]) -> None:
         for request in requests:
             self.parser.expect(request)
-        self.take(self.session.receive(b"".join(requests), self.room.now))
+        self.take(self.session.receive(b"".join(requests), self.rig.now))
 
     def take(self, output: bytes) -> None:
         self.received += self.parser.feed(output)
@@ -89,7 +89,7 @@ class Connection:
         if self.deaf:
             self.session.wait()
         else:
-            self.take(self.session.take_output(self.room.now))
+            self.take(self.session.take_output(self.rig.now))
 
     def events(self) -> list[bytes]:
         """The payloads of the events since the last call."""
@@ -101,14 +101,14 @@ class Connection:
         """Sends a request, and returns the content of its reply. Earlier replies are forgotten."""
         self.received = [got for got in self.received if isinstance(got, Event)]
         self.send(request)
-        self.room.settle()
+        self.rig.settle()
         (reply,) = (got for got in self.received if isinstance(got, Reply))
         self.received.remove(reply)
         return reply.result
 
     def close(self) -> None:
-        del self.room.connections[self.session]
-        self.session.closed(self.room.now)
+        del self.rig.connections[self.session]
+        self.session.closed(self.rig.now)
 
 
 def key(number: int) -> bytes:
@@ -117,15 +117,15 @@ def key(number: int) -> bytes:
 
 def fill(client: Connection, count: int, ttl: int = 60000, ttl_type: int = TTLType.SECONDS, start: int = 0) -> None:
     """Inserts so many counters, all of which must be accepted."""
-    encoder = client.room.encoder
+    encoder = client.rig.encoder
     for first in range(start, start + count, 5000):
         numbers = range(first, min(first + 5000, start + count))
         client.send(*(encoder.insert(key(number), 1, ttl, ttl_type) for number in numbers))
-        client.room.settle()
+        client.rig.settle()
     assert all(got.result for got in client.received if isinstance(got, Reply))
     client.received.clear()
 
 
 def own_channel(connection: Connection) -> bytes:
-    id = connection.ask(connection.room.encoder.whoami())
+    id = connection.ask(connection.rig.encoder.whoami())
     return id.hex().encode()
