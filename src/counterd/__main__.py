@@ -6,7 +6,7 @@ import sys
 
 def main() -> int:
     """Runs the command and returns its exit status."""
-    for number in (signal.SIGHUP, signal.SIGUSR1):  # until the daemon is ready, their default would end the process
+    for number in (signal.SIGHUP, signal.SIGUSR1):  # until the daemon handles them, their default would end the process
         signal.signal(number, signal.SIG_IGN)
     if sys.argv[1:2] == ["journal"]:
         from counterd.cli import journal  # noqa: PLC0415

@@ -465,7 +465,10 @@ class JournalSource(Protocol):
         """Records all changes from now on. reserved: the result of Ledger.reserve()."""
 
     def take(self, store: Any, now_ns: int) -> tuple[int, bytes] | None:
-        """Returns a position, and a piece with all changes up to this position. Returns None if no piece is due."""
+        """Returns a position, and a piece with all changes up to this position.
+
+        Returns None if nothing has to be written to the journal yet.
+        """
 
     def hurry(self, store: Any) -> None:
         """From now on, makes each change due immediately, because the daemon is about to stop."""

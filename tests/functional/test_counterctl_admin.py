@@ -82,7 +82,7 @@ def test_holders_are_listed_and_can_be_killed(place: Place) -> None:
 
 
 def test_the_holdings_of_a_connection(place: Place) -> None:
-    """The given one of two clients: while it holds, when it holds nothing, and when it has ended."""
+    """`counterctl holdings` lists what one connection holds, and says so if it holds nothing, or has ended."""
     with place.daemon.client() as one, place.daemon.client() as other:
         with place.daemon.client() as third:
             one.acquire(NAME, 2, maximum=9)

@@ -150,7 +150,7 @@ class Row:
 
 
 class Counter(Row):
-    """A row with a connection to the counters."""
+    """A row about the counter protocol."""
 
     def ask(self, request: bytes) -> str:
         return text(peers.ask(self.connection, request))
@@ -320,7 +320,7 @@ class NewAcquire(Counter):
 
 
 class Beanstalk(Row):
-    """A row with a connection to the queues, and its own tube."""
+    """A row about the beanstalk protocol, with a tube of its own."""
 
     protocol = "beanstalk"
 
@@ -434,7 +434,7 @@ class NewReserve(Beanstalk):
 
 
 class Sentinel(Row):
-    """A row with a connection to the tokens."""
+    """A row about the sentinel protocol: its connection asks for tokens."""
 
     protocol = "sentinel"
 

@@ -223,7 +223,8 @@ def replicated(directory: Path, *options: str) -> Iterator[Servers]:
 def cluster(directory: Path, timeout_ms: int = TIMEOUT_MS, hosts: Sequence[Host] = ()) -> Iterator[Servers]:
     """Runs a Redis Cluster of three masters, each with a replica, during the block.
 
-    timeout_ms: a master that does not answer for so long is replaced. hosts: one for each server; none: all run here.
+    timeout_ms: a master that has not answered for this long is replaced by its replica. hosts: one for each server;
+    none: all run here.
     """
     with _running(directory, 2 * MASTERS, *CLUSTER, hosts=hosts) as servers:
         masters, replicas = servers[:MASTERS], servers[MASTERS:]

@@ -34,7 +34,7 @@ def sockets() -> set[str]:
 
 
 def name_of(opened: socket.socket) -> str:
-    """Returns the name of a socket among these."""
+    """Returns the name of a socket, as sockets() lists it."""
     return str(Path(f"/proc/self/fd/{opened.fileno()}").readlink())
 
 

@@ -1,4 +1,6 @@
-"""nginx and Caddy in front of an application, with the files of deploy/, and the gate that they ask."""
+"""nginx and Caddy with the files of deploy/, in front of an application, and the `counterctl smockron gate` that they
+ask about each request.
+"""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ class CounterMachine(RuleBasedStateMachine):
             assert amounts == sorted(held.holdings[name] for held in holding if name in held.holdings)
 
     def teardown(self) -> None:
-        """Everybody goes, and everything is given back, once."""
+        """Closes all connections, then ticks until nothing is due: everything must be given back exactly once."""
         if not hasattr(self, "pairs"):
             return
         while self.pairs:

@@ -36,7 +36,7 @@ class Scene:
         return Peer(self)
 
     def turns(self) -> int:
-        """Does what a driver does until nothing is left to do; returns how many calls that took."""
+        """Calls tick() and take_output() as a driver does, until nothing is due; returns how many calls it made."""
         calls = 0
         while (due := self.store.next_deadline()) >= 0 and due <= self.now_ns:
             self.store.tick(self.now_ns)

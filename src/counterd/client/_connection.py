@@ -287,18 +287,18 @@ def _is_taken(connecting: socket.socket, path: str) -> bool:
 
 
 async def open_transport(loop: asyncio.AbstractEventLoop, protocol: Any, address: Address) -> None:
-    """Connects an asyncio protocol to an address, without its own timeout. Raises OSError.
-
-    protocol: keeps its transport as `transport`, which is None before connection_made().
-    """
+    """Connects an asyncio protocol, a Wire, to an address, without its own timeout. Raises OSError."""
     import asyncio  # noqa: PLC0415 - only the clients for asyncio need it, and they have it
 
     try:
         await _open_transport(loop, protocol, address)
     except asyncio.CancelledError:
-        # After connection_made(), uvloop closes the socket without closing the transport or calling connection_lost().
-        if protocol.transport is not None and not protocol.transport.is_closing():
-            protocol.connection_lost(None)
+        # After connection_made(), uvloop closes the socket and never calls connection_lost(), even if it was due.
+        if protocol.transport is not None and not protocol.over.done():
+            try:
+                protocol.transport.set_write_buffer_limits()
+            except RuntimeError:  # uvloop has closed the socket
+                protocol.connection_lost(None)
         raise
 
 

@@ -1,8 +1,8 @@
 """The queues of a client. A queue has the holds that wait for a name, in order. Only the first hold in a queue asks the
 server.
 
-Holds of the counter protocol wait in the server's queue. Holds wait in the client's queue if the server has no queue,
-if its queue is full, or if the server cannot be reached.
+A hold of the counter protocol waits in the server's queue. A hold waits in the client's queue if the server has no
+queue, if the server's queue is full, or if the server cannot be reached.
 
 Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio. A waiter is the
 threading.Event, or the TaskEvent, of a hold. This module only sets the waiter.

@@ -145,7 +145,7 @@ class Cluster(Part):
         self._servers.start()
 
     def turn(self, now_ns: int) -> None:
-        """Makes the calls that are urgent. The driver of the store calls this in each of its turns."""
+        """Makes those calls to the servers that cannot wait for a timer. The store's driver calls this in each turn."""
         for partition in [*self._fresh]:
             if not self._driver.is_busy or now_ns >= self._fresh[partition] + SERVE_NS:
                 del self._fresh[partition]

@@ -1,7 +1,8 @@
 # The generic cell rate algorithm (GCRA) with exact arithmetic.
 #
-# Floor 1, header only; no clock, no state. A time is a number of nanoseconds plus a number of fractional parts. The
-# rate defines how many parts a nanosecond has, so 7 requests per second are exactly 7 million in a million seconds.
+# Floor 1 (ARCHITECTURE.md), header only. No function here reads a clock or keeps state. A time is a number of
+# nanoseconds plus a number of fractional parts. The rate defines how many parts a nanosecond has, so 7 requests per
+# second are exactly 7 million in a million seconds.
 #
 # Each request advances `next` by the interval. While `next` is not later than now, requests pass at once. It is never
 # more than the burst behind now, so a key that was idle for long enough is like a new one.

@@ -2,9 +2,11 @@
 #
 # Floor 0. A position counts the changes that the journal has; the store knows up to which one it is on disk.
 
+cimport cython
 from libc.stdint cimport uint64_t
 
 
+@cython.final
 cdef class HeldReplies:
     cdef readonly list pieces   # (position that the replies wait for, replies), in order
     cdef readonly size_t size   # bytes of all replies

@@ -104,7 +104,7 @@ cdef inline void index_prefetch(const Index* index, uint32_t tag) noexcept nogil
 
 
 cdef inline uint32_t index_peek(const Index* index, uint32_t tag) noexcept nogil:
-    """Returns the first number with this tag, or 0 if there is none.
+    """Returns the number of the first entry with this tag, or 0 if there is none.
 
     The result is a guess for prefetching, because different names can have equal tags.
     """

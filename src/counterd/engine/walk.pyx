@@ -28,8 +28,8 @@ cdef extern from *:
 cdef enum:
     NAME_MAX = 65535
     NAMES_MAX = 4194304     # bytes of the names of all rows, because the answer is sent in one piece
-    # Work is counted in units of some 8 ns. A step begins nothing new after STEP_WORK, 0.1 ms. The search through one
-    # of the longest names, begun before, can take as long again.
+    # Work is counted in units of some 8 ns. A step ends when it has used up STEP_WORK, 0.1 ms. If it
+    # is searching one of the longest names at that moment, it first finishes this name, which can take as long again.
     STEP_WORK = 12288
     MATCH_WORK = 3
     ROW_WORK = 40           # of making a row
@@ -81,11 +81,12 @@ cdef void heap_sort(Ranked* heap, uint32_t size) noexcept nogil:
 
 
 cdef class Walk:
-    """Makes the rows of a table, in steps. Its arguments are the parameters of the table (listing.Table).
+    """Makes the rows of a table, in steps. Its arguments are the parameters of the table (tables.Table).
 
     limit: the largest number of rows, at least 1; there are fewer if their names together exceed NAMES_MAX. match:
     bytes that a name has to contain; b"" matches all names. sort: the index of an order. connection: the engine's
-    number of a connection. A subclass does the work in go_on(), and may have further parameters.
+    number of a connection. name: the name that the table is about. A subclass does the work in go_on(), and may have
+    further parameters.
     """
 
     def __cinit__(
@@ -240,6 +241,9 @@ cdef class NotedWalk(Walk):
             self.note()
             self.entries.reverse()
             return False
+        if not self.entries:
+            self.total = max(self.count(), <uint64_t>len(self.found))
+            return True
         while self.entries and self.work > 0:
             self.work -= ROW_WORK
             row = self.row(self.entries.pop())
@@ -247,8 +251,7 @@ cdef class NotedWalk(Walk):
                 self.entries.clear()
             elif row is not None:
                 self.found.append(row)
-        self.total = max(self.count(), <uint64_t>len(self.found))
-        return not self.entries
+        return False
 
     cdef int note(self) except -1:
         """Appends at most `limit` entries to `entries`.

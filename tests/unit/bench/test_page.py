@@ -1,4 +1,4 @@
-"""The report page: complete and well formed for any result, self-contained, and safe against foreign text."""
+"""The report page: complete and well formed for any result, self-contained, and with all text from results escaped."""
 
 from __future__ import annotations
 

@@ -220,8 +220,9 @@ def test_connecting_waits_for_a_full_queue_of_a_unix_socket_asyncio(full: tuple[
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("closes", [False, True])
 @pytest.mark.parametrize("loop_name", loops.NEW_LOOP)
-def test_a_connection_reports_its_end_if_connecting_is_cancelled(loop_name: str) -> None:
+def test_a_connection_reports_its_end_if_connecting_is_cancelled(loop_name: str, closes: bool) -> None:
     async def scene() -> None:
         loop = asyncio.get_running_loop()
 
@@ -229,6 +230,8 @@ def test_a_connection_reports_its_end_if_connecting_is_cancelled(loop_name: str)
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 super().connection_made(transport)
                 connecting.cancel()
+                if closes:
+                    self.transport.close()
 
         wire = Cancelling(loop)
         with socket.create_server(("127.0.0.1", 0)) as listening:

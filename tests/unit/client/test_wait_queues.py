@@ -79,7 +79,7 @@ def test_leaving_without_having_joined_does_nothing() -> None:
 
 
 class Interrupted:
-    """A lock whose first owner is interrupted, either before it has it, or when it has done its work."""
+    """A lock whose first user is interrupted: before it acquires the lock or, if late, after it has released it."""
 
     def __init__(self, late: bool) -> None:
         self._lock = threading.Lock()

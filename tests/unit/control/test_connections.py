@@ -18,7 +18,7 @@ def row(tls: tuple[str, str, str] | None) -> dict[str, Any]:
         origin=lambda: "127.0.0.1:5007", tls=lambda: tls,
     )  # fmt: skip
     service: Any = SimpleNamespace(
-        protocol=SimpleNamespace(name="one"),
+        spec=SimpleNamespace(name="one"),
         store=SimpleNamespace(holdings_of=lambda number: number + 1, about=lambda number: (f"client {number}", None)),
     )
     return row_of(service, connection, 4 * SECOND_NS)

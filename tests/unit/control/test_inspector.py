@@ -130,7 +130,7 @@ def service(
         evict=lambda number, now_ns: number == 5,
     )
     return SimpleNamespace(
-        protocol=SimpleNamespace(name=name, tables=lambda: tables, drain_mode=drain_mode),
+        spec=SimpleNamespace(name=name, tables=lambda: tables, drain_mode=drain_mode),
         server=Server(connections),
         store=store,
         set_drain_mode=drain_mode,

@@ -131,7 +131,7 @@ def test_an_exception_is_logged_and_the_next_job_runs(bench: Bench, error: BaseE
 
 
 def test_the_text_of_an_exception_is_made_in_its_thread(bench: Bench) -> None:
-    """It is foreign code as well: it may take long, or raise."""
+    """Converting an exception to text runs code of the extension, which may take long, or raise."""
     asked: list[int] = []
 
     class Mute(BaseException):

@@ -29,7 +29,7 @@ class Disk:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.spec = 1 << 30
+        self.room = 1 << 30
         self.size = 64 << 10
         self.held = 0
         self.checkpoint_pages = 16
@@ -42,11 +42,11 @@ class Disk:
         return sum(path.stat().st_size for path in self.path.parent.glob(f"{self.path.name}*"))
 
     def free(self) -> int:
-        return max(0, self.spec - self.used() - self.held)
+        return max(0, self.room - self.used() - self.held)
 
     def take(self) -> None:
         self.calls.append("take")
-        self.held = min(self.size, max(0, self.spec - self.used()))
+        self.held = min(self.size, max(0, self.room - self.used()))
 
     def give_up(self) -> None:
         self.calls.append("give up")

@@ -80,8 +80,8 @@ def cluster(
     """Shows the daemons that share limits: when the lease of each ends, and which permits it may use (rights). With
     NAME, the command shows the rights to one counter, and when all units of the rate with this name are there again.
 
-    The figures are those of the last tick of each daemon. A daemon that is evicted although it is alive loses its
-    permits, and with cluster.on_loss = drop its clients lose their connections.
+    The figures are those of the last tick of each daemon. A daemon that is evicted although it is running loses its
+    rights, and with cluster.on_loss = drop it closes the connections that hold shared permits.
 
     The exit status is 1 if there is no such daemon, or if no daemon has rights to the counter and no units of the rate
     are taken.

@@ -59,8 +59,8 @@ class Hold(HoldSteps, _Block):
     """Permits of a counter that are held while a block runs. Client.hold() returns it, for `with` or as a decorator.
 
     Use a hold in one thread and for one block at a time: make another hold for each, or share a Semaphore. As a
-    decorator, a hold acquires other permits for each call. Holds are not reentrant: a hold inside another hold of the
-    same name asks for more permits.
+    decorator, a hold acquires separate permits for each call. Holds are not reentrant: a hold inside another hold of
+    the same name asks for more permits.
     """
 
     def __call__(self, function: F) -> F:
@@ -71,7 +71,7 @@ class Hold(HoldSteps, _Block):
 class Taken(TakenSteps, _Block):
     """Permits and units of rates that are taken together. Client.take() returns it, for `with` or as a decorator.
 
-    Use it in one thread and for one block at a time. As a decorator, it takes other items for each call.
+    Use it in one thread and for one block at a time. As a decorator, it takes separate items for each call.
     """
 
     def acquire(self) -> Taken:

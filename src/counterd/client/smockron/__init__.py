@@ -81,8 +81,7 @@ class Gatekeeper(GatekeeperBase, ForWith):
         self.close()
 
     def connect(self, timeout: float = 5.0) -> bool:
-        """Connects now, and waits until all masters are connected and subscribed. Returns False if the connections take
-        too long.
+        """Connects now, and waits until all masters are connected and subscribed. Returns False if this takes too long.
 
         You need not call connect(). A gatekeeper does not know what a master announced before the connection. Raises
         ConnectionLost if the gatekeeper is closed before or during this call.

@@ -184,7 +184,9 @@ class Daemon:
 
         If there is a mistake, nothing changes.
         """
-        self._teller.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        is_ready = self.status.state == "ready"  # else run() will notify it
+        if is_ready:
+            self._teller.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             prepared = await run_in_thread(self._prepare)  # slow if there are many rules, or on a network file system
             if self._stopping.is_set():
@@ -197,7 +199,7 @@ class Daemon:
         except NoThread as error:
             log.error(f"not reloaded: {error}")
         finally:
-            if not self._stopping.is_set():  # otherwise drain() has notified it already
+            if is_ready and not self._stopping.is_set():  # otherwise drain() has notified it already
                 self._teller.tell("READY=1", self._status())
 
     def _on_reloaded(self, task: asyncio.Task[None]) -> None:

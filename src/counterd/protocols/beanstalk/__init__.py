@@ -56,7 +56,10 @@ class BeanstalkSettings:
 
 
 def make_store(settings: BeanstalkSettings, figures: Figures, now_ns: int) -> BeanstalkStore:
-    """Makes the store for these settings. figures: returns figures of the daemon, for the command stats."""
+    """Makes the store for these settings.
+
+    figures: a function that returns the daemon's pid, CPU times, uptime and version, for the command stats.
+    """
     from counterd.protocols.beanstalk._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     machine = os.uname()

@@ -192,7 +192,10 @@ cdef bytes limit_row(tuple limit):
 
 
 def take(BeanstalkStore store not None, int64_t now_ns):
-    """Returns a position and the piece with the changes since the last piece. Returns None if no piece is due."""
+    """Returns a position and the piece with the changes since the last piece.
+
+    Returns None if nothing has to be written to the journal yet.
+    """
     cdef Jobs* jobs = &store.queues.jobs
     cdef size_t size = sizeof(Head), row
     cdef uint32_t number, jobs_told = 0, rows = 0, _i

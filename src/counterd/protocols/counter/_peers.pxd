@@ -3,7 +3,8 @@
 #
 # Floor 2, header only; no socket. A peer is an address, a network or a user, see contract.Peer.whom(). It is known by a
 # keyed hash, its key, which is noted for each of its connections when they first need one. A peer has a record while
-# it has a place. There are as many records as places, so there is always one.
+# it has a place. There are as many records as places of the first kinds, so a new peer
+# always finds a free record.
 #
 # Invariants (audit_peers checks each):
 # - a peer has as many places as its connections have waiting Takes, items of these, grace times, and holdings in these;

@@ -193,7 +193,6 @@ cdef class HoldersWalk(Walk):
         cdef uint32_t number = named(self.counters, self.name, False)
         cdef uint32_t entry = permit_at(&self.counters.permits, number).holders if number else 0
         cdef Holding* holding
-        self.found = []
         while entry and <size_t>len(self.found) < self.limit:
             holding = self.counters.permits.holdings + entry
             about = connection_about(&(<CounterStore>self.store).resumptions, holding.connection)
@@ -407,7 +406,7 @@ cdef class LimitsWalk(Walk):
     cdef uint32_t generation
 
     cdef bint go_on(self) except -1:
-        cdef const Limits* limits = &(<CounterStore>self.store).counters.limits
+        cdef const Limits* limits = &(<CounterStore?>self.store).counters.limits
         if self.generation != limits.generation:    # other limits were loaded meanwhile
             self.generation, self.number, self.total, self.found = limits.generation, 0, 0, []
         while self.number < limits.count:
@@ -433,7 +432,7 @@ cdef class LimitWalk(Walk):
         return True
 
     cdef int add(self, bint is_rate) except -1:
-        cdef Counters* counters = &(<CounterStore>self.store).counters
+        cdef Counters* counters = &(<CounterStore?>self.store).counters
         cdef uint32_t number = limits_find(
             &counters.limits, is_rate, <const uint8_t*>PyBytes_AS_STRING(self.name), <uint32_t>len(self.name)
         )

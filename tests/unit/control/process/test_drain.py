@@ -20,7 +20,7 @@ class Fake:
     """
 
     def __init__(self, name: str, held: int = 0) -> None:
-        self.protocol = SimpleNamespace(name=name)
+        self.spec = SimpleNamespace(name=name)
         self.held = held
         self.first: list[tuple[int, bytes, int, int]] = []
         self.store = SimpleNamespace(held=lambda: self.held, leases=lambda limit: self.first[:limit])

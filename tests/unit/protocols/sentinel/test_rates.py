@@ -51,7 +51,7 @@ def test_the_number_of_values_is_bounded(make_rig: MakeRig) -> None:
 
 
 def test_a_request_without_room_for_a_value_changes_nothing(make_rig: MakeRig) -> None:
-    """The values before it are not counted, and those that it created stay empty."""
+    """No value before the one without room is counted, and new entries for such values stay at zero."""
     rig = make_rig(values(1), max_param_values=3)
     client = rig.connection()
     assert ask(client, "a", "b") == (Status.OK, -1)
