@@ -21,6 +21,7 @@ from counterd.protocols.counter._session import open_store
 from counterd.protocols.counter._tables import TABLES
 from counterd.protocols.counter.limits import parse_limits
 from kit.counters import ACQUIRE, INVALID, NOT_AVAILABLE, NOT_FOUND, OK
+from kit.promises import MS, SECOND, Violation
 from property.takes_model import (
     CANCEL,
     CANCELLED,
@@ -43,7 +44,6 @@ from property.takes_model import (
     short_text,
     why_impossible,
 )  # fmt: skip
-from simulation.world import MS, SECOND, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kit.promises import MS, SECOND
 from kit.pump import TURNS_MAX
 from property.takes_both import Both
 from property.takes_requests import SHARES, Asker, Client
-from simulation.world import MS, SECOND
 
 CONNECTIONS = 4
 WAITS_NS = (0, 1, MS, 40 * MS, 300 * MS, 5 * SECOND)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kit import counters
 from kit.counters import ACQUIRE, GET, NO_MEMORY, NOT_ACQUIRED, NOT_AVAILABLE, NOT_FOUND, OK, RELEASE
+from kit.promises import MS, SECOND, Violation
 from property.takes_turns import Shares
-from simulation.world import MS, SECOND, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,7 +6,7 @@ import itertools
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from simulation.world import Violation
+from kit.promises import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

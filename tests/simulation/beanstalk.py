@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from counterd.protocols.beanstalk import timing, wire
 from counterd.protocols.beanstalk._session import open_store
 from counterd.protocols.beanstalk._tables import TABLES
+from kit.promises import MS, SECOND, US, Violation
 from property.beanstalk_model import FOREVER
 from simulation.disk import MOODS, UNIX_NS, Disk
 from simulation.queues import ORPHANED, Books, Client, Task
-from simulation.world import MS, SECOND, US, Violation, World
+from simulation.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable

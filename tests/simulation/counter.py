@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from counterd.protocols.counter._session import open_store
 from kit.counters import ACQUIRE, BLOCK_SIZE, DUMP, GET, NO_MEMORY, NOOP, OK, RELEASE, STATS
+from kit.promises import SECOND, Violation
 from property.counter_model import Model
-from simulation.world import SECOND, Violation, World
+from simulation.world import World
 
 if TYPE_CHECKING:
     from counterd.protocols.counter._store import CounterStore

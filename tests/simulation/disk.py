@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from counterd.journal.database import transaction
 from counterd.protocols.beanstalk import _journal, journal
 from kit.journaled import empty_journal
-from simulation.world import MS, SECOND
+from kit.promises import MS, SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable

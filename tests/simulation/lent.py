@@ -24,8 +24,9 @@ from counterd.protocols.counter import wire as permits
 from counterd.protocols.counter._session import open_store as open_counters
 from counterd.protocols.counter._tables import TABLES
 from counterd.protocols.counter.limits import parse_limits
+from kit.promises import MS, SECOND, US, Violation
 from simulation.disk import MOODS, UNIX_NS, Disk
-from simulation.world import MS, SECOND, US, Violation, World
+from simulation.world import World
 
 if TYPE_CHECKING:
     from simulation.world import Link

@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kit.promises import Violation
 from property.beanstalk_model import FOREVER, SECOND, Job, Model, Peer
-from simulation.world import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,6 +6,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from kit.promises import Violation
 from simulation.beanstalk import BeanstalkWorld
 from simulation.counter import CounterWorld
 from simulation.lent import LentWorld
@@ -13,7 +14,6 @@ from simulation.sentinel import SentinelWorld
 from simulation.smockron import SmockronWorld
 from simulation.takes import TakesWorld
 from simulation.throttr import ThrottrWorld
-from simulation.world import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,6 +20,7 @@ from counterd.protocols.sentinel._store import SentinelStore
 from counterd.protocols.sentinel._tables import TABLES
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
 from counterd.protocols.sentinel.wire import Status
+from kit.promises import Violation
 from property.sentinel_model import LIMITER, MS, NAMESPACES_MAX, TICK_NS, reply
 from simulation.leases import Rate, Token, Tokens, clamped, is_for_calls, threshold
 from simulation.sentinel_clients import (
@@ -39,7 +40,6 @@ from simulation.sentinel_clients import (
     Request,
     SentinelClients,
 )
-from simulation.world import Violation
 
 if TYPE_CHECKING:
     from counterd.protocols.sentinel._store import Call, Lease

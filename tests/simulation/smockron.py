@@ -23,9 +23,10 @@ from counterd.client.smockron._gatekeeping import Core, Options, Verdict
 from counterd.errors import CounterdError, Timeout
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, Parser, SocketType, Status
+from kit.promises import MS, SECOND, Violation
 from property.smockron_model import ACCOUNTING, CONTROL, Model, ModelSession
 from property.test_smockron_model import VARIANTS
-from simulation.world import KEEPALIVE_NS, MS, SECOND, Violation, World
+from simulation.world import KEEPALIVE_NS, World
 
 if TYPE_CHECKING:
     from counterd.client.smockron._zmtp import ZmtpSession

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kit.promises import MS, SECOND, US, Violation
 from property.takes_both import Both
 from property.takes_requests import SHARES, Asker, Client
-from simulation.world import MS, SECOND, US, Violation, World
+from simulation.world import World
 
 if TYPE_CHECKING:
     from counterd.protocols.counter._store import CounterStore

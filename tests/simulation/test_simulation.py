@@ -13,10 +13,10 @@ import pytest
 from counterd.protocols.sentinel.wire import Status
 from kit import counters as counter
 from kit.machine import examples
+from kit.promises import Violation
 from property import takes_model as takes
 from simulation import lent, run, sentinel, throttr
 from simulation.counter import CounterWorld
-from simulation.world import Violation
 
 if TYPE_CHECKING:
     from simulation.counter import Books

@@ -9,10 +9,10 @@ import pytest
 from counterd.client.smockron._delays import DelayCache
 from counterd.client.smockron._gatekeeping import Core
 from counterd.client.smockron._zmtp import ZmtpSession
+from kit.promises import MS
 from property.smockron_model import Model
 from simulation import run
 from simulation.smockron import SmockronWorld
-from simulation.world import MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.protocols.counter import wire
+from kit.promises import MS
 from property.takes_both import Both
 from property.takes_model import Books, Bucket
 from property.takes_turns import Shares
 from simulation import run
 from simulation.takes import TakesWorld
-from simulation.world import MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

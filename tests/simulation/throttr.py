@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from conformance.throttr.replies import INFO, LIST, STATS
 from counterd.protocols.throttr._session import ThrottrSession
 from counterd.protocols.throttr._store import KEY_BYTES, ThrottrStore
+from kit.promises import SECOND, Violation
 from property.throttr_model import (
     BUFFER,
     DONE,
@@ -42,7 +43,7 @@ from property.throttr_model import (
     check_answers,
     encode,
 )
-from simulation.world import SECOND, Violation, World
+from simulation.world import World
 
 if TYPE_CHECKING:
     from simulation.world import Link

@@ -22,24 +22,17 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
+from kit.promises import MS, SECOND, US, Violation
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
 KEEPALIVE_NS = 30 * SECOND  # after which a host that has vanished is found to be gone
 LINGER_NS = SECOND
 TRAIL = 20  # events that are told of a violation
 # Turns in a row that may bring nothing to a session which has more: an event is told of before the next, and who has
 # the turn publishes all that it has sent, up to 400 requests, before some fifty that wait for theirs.
 FRUITLESS_MAX = 20_000
-
-
-class Violation(Exception):
-    """A promise was broken: `invariant` is its name."""
-
-    def __init__(self, invariant: str, text: str) -> None:
-        super().__init__(f"{invariant}: {text}")
-        self.invariant = invariant
 
 
 class Link:
