@@ -28,8 +28,8 @@ cdef extern from *:
 cdef enum:
     NAME_MAX = 65535
     NAMES_MAX = 4194304     # bytes of the names of all rows, because the answer is sent in one piece
-    # Work is counted in units of some 8 ns. A step ends when it has used up STEP_WORK, 0.1 ms. If it
-    # is searching one of the longest names at that moment, it first finishes this name, which can take as long again.
+    # Work is counted in units of some 8 ns. A step ends when it has used up STEP_WORK, 0.1 ms. If it is searching one
+    # of the longest names at that moment, it first finishes this name, which can take as long again.
     STEP_WORK = 12288
     MATCH_WORK = 3
     ROW_WORK = 40           # of making a row

@@ -80,14 +80,18 @@ cdef inline uint32_t waiters_of(const Counters* counters, uint32_t number) noexc
     return counters.fair.queues[queue].waiters if queue else 0
 
 
-cdef class CountersWalk(RankedWalk):
-    """Lists counters whose names contain `match`, with the largest by `sort` first."""
+cdef class RecordsWalk(RankedWalk):
+    """Walks through the records of counters and rates, or through what waits for them."""
 
     cdef Counters* counters
 
     def __cinit__(self, CounterStore store not None, *_, **_parameters):
         self.counters = &store.counters
         self.table = &store.counters.permits.table
+
+
+cdef class CountersWalk(RecordsWalk):
+    """Lists counters whose names contain `match`, with the largest by `sort` first."""
 
     cdef bint rank(self, uint32_t number, const Record* record, uint64_t* rank) noexcept:
         cdef const Counter* counter = <const Counter*>record
@@ -115,17 +119,11 @@ cdef class CountersWalk(RankedWalk):
         )
 
 
-cdef class RatesWalk(RankedWalk):
+cdef class RatesWalk(RecordsWalk):
     """Lists rates whose names contain `match`, with the largest by `sort` first.
 
     The numbers of a rate are those of the last request.
     """
-
-    cdef Counters* counters
-
-    def __cinit__(self, CounterStore store not None, *_, **_parameters):
-        self.counters = &store.counters
-        self.table = &store.counters.permits.table
 
     cdef Pace read(self, uint32_t number, Rate* rate) noexcept:
         """Returns the numbers of a rate, and sets *rate."""
@@ -231,14 +229,8 @@ cdef tuple wait_cells(CounterStore store, uint32_t number, bint says_who):
     return (waiter.cost, since, left, *who, key, waiter.priority, waiter.weight, kind, take.items)
 
 
-cdef class WaitersWalk(RankedWalk):
+cdef class WaitersWalk(RecordsWalk):
     """Lists Takes that wait for names that contain `match`, with the largest by `sort` first."""
-
-    cdef Counters* counters
-
-    def __cinit__(self, CounterStore store not None, *_, **_parameters):
-        self.counters = &store.counters
-        self.table = &store.counters.permits.table
 
     cdef uint32_t last(self) noexcept:
         return self.counters.fair.state.waiters.fresh
